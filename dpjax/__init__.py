@@ -1,0 +1,1 @@
+"""Private training at the speed of ordinary training, for any JAX function."""

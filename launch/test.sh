@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# A fresh machine to a green test run: style, types, tests. Arguments go to pytest.
+set -euo pipefail
+. "$(dirname "$0")/environment.sh"
+
+ruff check .
+ruff format --check .
+mypy
+exec python -m pytest -n "${TEST_WORKERS:-2}" "$@"
