@@ -1,0 +1,78 @@
+"""The few things about jaxprs that differ, or may differ, between JAX releases.
+
+Everything here rests on `jax.extend.core` and on what a jaxpr equation carries itself.
+Supported: JAX 0.10 to 0.12.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+from jax.extend import core
+from jax.extend.core import primitives
+
+ClosedJaxpr: TypeAlias = Any
+Equation: TypeAlias = Any
+Atom: TypeAlias = Any
+Var = core.Var
+Literal = core.Literal
+
+_CALLS = {
+    primitives.jit_p: "jaxpr",
+    primitives.remat_p: "jaxpr",
+    primitives.closed_call_p: "call_jaxpr",
+}
+
+
+def evaluate(equation: Equation, operands: Sequence[Any]) -> list[Any]:
+    """Applies one equation to values, under whatever transformations are in force.
+
+    The equation's own primitive is bound, so `custom_jvp` and `custom_vjp` functions
+    keep their rules.
+    """
+    parameters = equation.primitive.get_bind_params(equation.params)
+    with equation.ctx.manager:
+        result = equation.primitive.bind(*operands, **parameters)
+    return list(result) if equation.primitive.multiple_results else [result]
+
+
+def _called(equation: Equation) -> tuple[Any, Sequence[Any]] | None:
+    """The jaxpr and constants that a plain call runs, or None for other equations."""
+    name = _CALLS.get(equation.primitive)
+    if name is None:
+        return None
+    inner = equation.params[name]
+    return getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
+
+
+def _evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list:
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+    def read(atom: Atom) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for equation in jaxpr.eqns:
+        operands = [read(atom) for atom in equation.invars]
+        called = _called(equation)
+        if called is None:
+            results = evaluate(equation, operands)
+        else:
+            results = _evaluate_inlined(*called, operands)
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def trace_inlined(fun: Callable[..., list], specs: Sequence[Any]) -> ClosedJaxpr:
+    """Traces `fun` to a jaxpr without plain calls: `jit` and `remat` are opened up.
+
+    Args:
+      fun: takes the values that `specs` describe, returns a list of arrays.
+      specs: `jax.ShapeDtypeStruct`s.
+
+    Returns:
+      A closed jaxpr. Scan, cond, while, custom_jvp and custom_vjp stay equations.
+    """
+    nested = jax.make_jaxpr(fun)(*specs)
+    return jax.make_jaxpr(
+        lambda *args: _evaluate_inlined(nested.jaxpr, nested.consts, args)
+    )(*specs)

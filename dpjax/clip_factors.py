@@ -1,0 +1,145 @@
+"""From per-example norms to the factors that clip: s = min(1, C / n)."""
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+PyTree: TypeAlias = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Clipping:
+    """How per-example gradients are clipped.
+
+    ===================== ==================== ==================================
+    case                  rescale_to_unit_norm what an example contributes
+    ===================== ==================== ==================================
+    clip norm 0           False                zero
+    clip norm 0           True                 gradient / norm
+    clip norm inf         False                the gradient, unchanged
+    clip norm inf         True                 zero
+    clip norm < 0, traced either               as for clip norm 0
+    norm 0                either               zero
+    ===================== ==================== ==================================
+
+    Attributes:
+      l2_clip_norm: one number, or a pytree prefix of the parameters with one number for
+        each group of leaves that is clipped on its own (per-layer clipping).
+      rescale_to_unit_norm: divide what was clipped by its clip norm.
+    """
+
+    l2_clip_norm: PyTree
+    rescale_to_unit_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if not jax.tree.leaves(self.l2_clip_norm):
+            raise ValueError(
+                f"l2_clip_norm={self.l2_clip_norm!r} holds no number: give one, or a "
+                "pytree prefix of the parameters"
+            )
+        for bound in jax.tree.leaves(self.l2_clip_norm):
+            if isinstance(bound, numbers.Real) and not bound >= 0:
+                raise ValueError(
+                    f"l2_clip_norm={bound} must be >= 0: use 0 to drop all gradients, "
+                    "math.inf to clip none"
+                )
+
+    @property
+    def bounds(self) -> list[Any]:
+        """The clip norm of each group."""
+        return jax.tree.leaves(self.l2_clip_norm)
+
+    def groups(self, parameters: PyTree) -> list[int]:
+        """For each leaf of `parameters`, the index of its clip norm in `bounds`."""
+        count = len(self.bounds)
+        structure = jax.tree.structure(self.l2_clip_norm)
+        if structure == jax.tree.structure(0):
+            return [0] * len(jax.tree.leaves(parameters))
+        numbered = jax.tree.unflatten(structure, range(count))
+        try:
+            spread = jax.tree.map(
+                lambda group, below: jax.tree.map(lambda _: group, below),
+                numbered,
+                parameters,
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"l2_clip_norm={structure} must be a number or a pytree prefix of the "
+                f"parameters, {jax.tree.structure(parameters)}: {error}"
+            ) from None
+        return jax.tree.leaves(spread)
+
+    def factors(self, norms: Sequence[jax.Array]) -> list[jax.Array]:
+        """Factors for each group's norms; 0 where a norm is not finite."""
+        return [
+            _factor(norm, bound, self.rescale_to_unit_norm)
+            for norm, bound in zip(norms, self.bounds, strict=True)
+        ]
+
+    def norm_bound(self) -> Any:
+        """The largest L2 norm that one example contributes, over all groups."""
+        bounds = [1.0] * len(self.bounds) if self.rescale_to_unit_norm else self.bounds
+        if len(bounds) == 1:
+            return bounds[0]
+        squares = sum(bound**2 for bound in bounds)
+        if isinstance(squares, numbers.Real):
+            return math.sqrt(squares)
+        return jnp.sqrt(squares)
+
+
+def _factor(norm: jax.Array, bound: Any, rescale_to_unit_norm: bool) -> jax.Array:
+    bound = jnp.maximum(jnp.asarray(bound, norm.dtype), 0)
+    factor = jnp.minimum(1.0, bound / norm)
+    if rescale_to_unit_norm:
+        factor = jnp.where(bound > 0, factor / bound, 1 / norm)
+    return jnp.nan_to_num(factor, nan=0.0, posinf=0.0)
+
+
+def clip_example(
+    gradients: Sequence[jax.Array],
+    groups: Sequence[int],
+    clipping: Clipping,
+    *,
+    nan_safe: bool,
+) -> list[jax.Array]:
+    """Clips one example's gradient, given as its leaves.
+
+    Args:
+      gradients: the gradient's leaves.
+      groups: the clip group of each.
+      clipping: the clip norms.
+      nan_safe: replace NaN and infinite entries by zero before clipping. Without it
+        they stay, and no bound holds.
+    """
+    if nan_safe:
+        gradients = [
+            jnp.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0) for g in gradients
+        ]
+    norms = [
+        global_norm([g for g, mine in zip(gradients, groups, strict=True) if mine == k])
+        for k in range(len(clipping.bounds))
+    ]
+    factors = clipping.factors(norms)
+    return [
+        g * factors[k].astype(g.dtype) for g, k in zip(gradients, groups, strict=True)
+    ]
+
+
+def global_norm(leaves: Sequence[jax.Array]) -> jax.Array:
+    """L2 norm over all leaves, in float32, or in float64 where a leaf is float64."""
+    squares = [squared_sum(leaf) for leaf in leaves]
+    dtype = jnp.result_type(jnp.float32, *(square.dtype for square in squares))
+    total = sum((s.astype(dtype) for s in squares), start=jnp.zeros((), dtype))
+    return jnp.sqrt(total)
+
+
+def squared_sum(array: jax.Array) -> jax.Array:
+    """Sum of squared magnitudes, in at least float32."""
+    magnitudes = jnp.abs(array)
+    wide = jnp.promote_types(magnitudes.dtype, jnp.float32)
+    return jnp.sum(jnp.square(magnitudes.astype(wide)))

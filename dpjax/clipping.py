@@ -1,0 +1,493 @@
+"""The public transforms: sums of clipped gradients, and per-example gradient norms."""
+
+import dataclasses
+import functools
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import bookkeeping, reweighting, tracing
+from dpjax.bookkeeping import ComponentNorms, Records
+from dpjax.calling import Call, Convention
+from dpjax.clip_factors import Clipping
+from dpjax.outer_products import SquaredNorm
+from dpjax.per_example import ExampleClipper
+from dpjax.tracing import Traced
+
+PyTree: TypeAlias = Any
+Method: TypeAlias = Literal["auto", "bookkeeping", "reweight", "vmap"]
+
+# The norm used for clipping is the computed one plus a bound on its rounding. Where the
+# bound is more than this share of the squared norm, the terms cancelled and the example
+# is clipped by its formed gradient instead.
+_LARGEST_ROUNDING = 1e-2
+
+
+class Aux(NamedTuple):
+    """Per-example results beside the gradient; None where not asked for.
+
+    Attributes:
+      values: losses, of shape [B].
+      grad_norms: norms of the gradients before clipping, float[B].
+      aux: what `fun` returned beside the loss, each array with a leading batch axis.
+    """
+
+    values: Any
+    grad_norms: Any
+    aux: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedGrad:
+    """A function that returns a sum of clipped per-example gradients.
+
+    Attributes:
+      fun: the function.
+      l2_norm_bound: the largest L2 norm that one example can contribute to the sum.
+      has_aux: whether `fun` returns `(sum, Aux)`; the bound holds for the sum only.
+    """
+
+    fun: Callable[..., Any]
+    l2_norm_bound: Any
+    has_aux: bool
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls `fun`."""
+        return self.fun(*args, **kwargs)
+
+    def sensitivity(
+        self,
+        neighboring_relation: dp_accounting.NeighboringRelation = (
+            dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+        ),
+    ) -> Any:
+        """L2 sensitivity of the sum when one example (or user) changes.
+
+        Args:
+          neighboring_relation: adding or removing an example, or replacing it by a
+            padding example (REPLACE_SPECIAL): the bound. Replacing it by another
+            (REPLACE_ONE): twice the bound.
+        """
+        relations = dp_accounting.NeighboringRelation
+        if neighboring_relation is relations.REPLACE_ONE:
+            return 2 * self.l2_norm_bound
+        if neighboring_relation in (
+            relations.ADD_OR_REMOVE_ONE,
+            relations.REPLACE_SPECIAL,
+        ):
+            return self.l2_norm_bound
+        raise ValueError(
+            f"neighboring_relation={neighboring_relation!r} must be one of "
+            "dp_accounting.NeighboringRelation"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """Everything `clipped_grad` was told; see there."""
+
+    convention: Convention
+    clipping: Clipping
+    normalize_by: float
+    return_values: bool
+    return_grad_norms: bool
+    pre_clipping_transform: Callable[[PyTree], PyTree] | None
+    microbatch_size: int | None
+    nan_safe: bool
+    dtype: Any
+    spmd_axis_name: str | None
+    method: Method
+    strict: bool
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(Method):
+            raise ValueError(
+                f"method={self.method!r} must be one of {', '.join(get_args(Method))}"
+            )
+        if isinstance(self.normalize_by, numbers.Real) and not self.normalize_by > 0:
+            raise ValueError(f"normalize_by={self.normalize_by} must be > 0")
+        if self.method == "reweight" and len(self.clipping.bounds) > 1:
+            raise ValueError(
+                "method='reweight' has one weight for each example, but l2_clip_norm "
+                "names several groups: use method='bookkeeping'"
+            )
+        formed = self.pre_clipping_transform is not None
+        if formed and self.method in ("bookkeeping", "reweight"):
+            raise ValueError(
+                f"method={self.method!r} forms no per-example gradient that "
+                "pre_clipping_transform could take: use method='vmap' or 'auto'"
+            )
+
+    @property
+    def has_aux(self) -> bool:
+        return (
+            self.convention.has_aux or self.return_values or self.return_grad_norms
+        )
+
+    def vmap(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.vmap(fun, spmd_axis_name=self.spmd_axis_name)
+
+    def method_for(self, call: Call) -> Method:
+        if self.method != "auto":
+            return self.method
+        is_complex = any(jnp.iscomplexobj(leaf) for leaf in call.leaves)
+        formed = self.pre_clipping_transform is not None
+        return "vmap" if formed or is_complex else "bookkeeping"
+
+
+class _BatchResult(NamedTuple):
+    """Sum over a batch, and per-example losses, norms and aux."""
+
+    total: PyTree
+    values: jax.Array
+    norms: jax.Array
+    aux: PyTree
+
+
+def clipped_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    l2_clip_norm: PyTree,
+    rescale_to_unit_norm: bool = False,
+    normalize_by: float = 1.0,
+    batch_argnums: int | Sequence[int] = 1,
+    keep_batch_dim: bool = True,
+    return_values: bool = False,
+    return_grad_norms: bool = False,
+    pre_clipping_transform: Callable[[PyTree], PyTree] | None = None,
+    microbatch_size: int | None = None,
+    nan_safe: bool = True,
+    dtype: Any = None,
+    prng_argnum: int | None = None,
+    spmd_axis_name: str | None = None,
+    method: Method = "auto",
+    strict: bool = False,
+) -> ClippedGrad:
+    """Makes a function that sums clipped per-example gradients of `fun`.
+
+    A drop-in for `jax_privacy.clipped_grad` (2.0.0) at close to the cost of an ordinary
+    gradient: per-example gradients g_i are not formed, their norms n_i come from what
+    meets at each parameter's use (`dpjax.taps`), and
+
+        sum_i s_i g_i,    s_i = min(1, l2_clip_norm / n_i)
+
+    from the same backward pass. Lee & Kifer 2021, section 4 (reweighting); Bu et al.
+    2023 (book-keeping).
+
+    `fun` is any JAX function of one example: it is traced with a batch of one. Layers
+    that mix examples (batch normalisation in training mode, contrastive losses) thereby
+    become another model, without an error.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> loss = lambda w, x: 0.5 * jnp.mean((x @ w) ** 2)
+      >>> grad_fn = clipped_grad(loss, l2_clip_norm=1.0, return_grad_norms=True)
+      >>> total, aux = grad_fn(jnp.ones(2), jnp.array([[3.0, 4.0], [0.1, 0.0]]))
+      >>> aux.grad_norms.round(2)
+      Array([35.  ,  0.01], dtype=float32)
+      >>> total.round(2)
+      Array([0.61, 0.8 ], dtype=float32)
+
+    Args:
+      fun: returns a scalar loss, or `(loss, aux)` with `has_aux`.
+      argnums: the argument(s) with the parameters; floating point leaves only.
+      has_aux: whether `fun` returns aux beside the loss.
+      l2_clip_norm: largest L2 norm of an example's gradient. Or a pytree prefix of the
+        parameters (for a tuple of argnums, of their tuple): then each group of leaves
+        is clipped to its own norm. May be traced. See `dpjax.clip_factors.Clipping` for
+        0, infinity and negative values.
+      rescale_to_unit_norm: divide each clipped gradient by its clip norm, so that the
+        bound is 1 (De et al. 2022, arXiv 2204.13650).
+      normalize_by: divide the sum by this constant. Never by the number of examples
+        that happened to be drawn: that number is private.
+      batch_argnums: the argument(s) whose arrays hold examples along axis 0.
+      keep_batch_dim: whether `fun` sees an example with a batch axis of length one, or
+        without that axis. Without it, further axes make groups: each row of the batch
+        is clipped as one user.
+      return_values: also return each example's loss.
+      return_grad_norms: also return each example's gradient norm before clipping.
+      pre_clipping_transform: applied to each example's gradient pytree before clipping.
+        It needs the gradient formed, so method "auto" is then "vmap".
+      microbatch_size: process the batch in parts of this size, one after another; must
+        divide it. Trailing parts that are all padding are skipped.
+      nan_safe: replace NaN and infinite entries of an example's gradient by zero before
+        clipping. Without it they reach the sum, and no bound holds.
+      dtype: of the sum; None for the parameters' own.
+      prng_argnum: an argument with a PRNG key, split to give each example its own.
+      spmd_axis_name: see `jax.vmap`.
+      method: "bookkeeping" (one backward pass; keeps every activation and cotangent),
+        "reweight" (two backward passes; less memory), "vmap" (forms all per-example
+        gradients), or "auto".
+      strict: raise ValueError, naming the parameters, if any needs per-example
+        gradients formed because no norm rule covers its use. See `dpjax.explain`.
+
+    Returns:
+      A function of `fun`'s arguments. Keyword arguments are mapped over axis 0, without
+      an added axis. `is_padding_example`, bool[B], marks rows that contribute nothing.
+      It returns the sum, a pytree like the parameters, or `(sum, Aux)` if anything else
+      was asked for. The values in `Aux` are per example and not private.
+
+    Raises:
+      ValueError: wrong arguments, at once or when called.
+      TypeError: integer parameters, or a loss that is no floating point scalar.
+    """
+    settings = _Settings(
+        Convention(
+            fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum
+        ),
+        Clipping(l2_clip_norm, rescale_to_unit_norm),
+        normalize_by,
+        return_values,
+        return_grad_norms,
+        pre_clipping_transform,
+        microbatch_size,
+        nan_safe,
+        dtype,
+        spmd_axis_name,
+        method,
+        strict,
+    )
+    bound = settings.clipping.norm_bound() / normalize_by
+    return ClippedGrad(
+        functools.partial(_clipped_grad, settings), bound, settings.has_aux
+    )
+
+
+def per_example_grad_norms(
+    fun: Callable[..., Any],
+    *args: Any,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    batch_argnums: int | Sequence[int] = 1,
+    keep_batch_dim: bool = True,
+    prng_argnum: int | None = None,
+    spmd_axis_name: str | None = None,
+    strict: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """L2 norms of per-example gradients, without forming the gradients.
+
+    The first half of Lee & Kifer 2021, on its own: one forward and one backward pass.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> loss = lambda w, x: jnp.sum(x @ w)
+      >>> per_example_grad_norms(loss)(jnp.ones(2), jnp.array([[3.0, 4.0]]))
+      Array([5.], dtype=float32)
+      >>> per_example_grad_norms(loss, jnp.ones(2), jnp.array([[3.0, 4.0]]))
+      Array([5.], dtype=float32)
+
+    Args:
+      fun: as for `clipped_grad`, as are the keyword arguments.
+      *args: `fun`'s arguments; without any, a function that takes them is returned.
+      argnums: see `clipped_grad`.
+      has_aux: see `clipped_grad`; the aux is dropped.
+      batch_argnums: see `clipped_grad`.
+      keep_batch_dim: see `clipped_grad`.
+      prng_argnum: see `clipped_grad`.
+      spmd_axis_name: see `clipped_grad`.
+      strict: see `clipped_grad`.
+      **kwargs: `fun`'s keyword arguments, mapped over axis 0.
+
+    Returns:
+      float32[B] (float64 where the gradient is), not private. NaN or infinite where the
+      gradient is.
+    """
+    grad_fn = clipped_grad(
+        fun,
+        argnums,
+        has_aux,
+        l2_clip_norm=0.0,
+        batch_argnums=batch_argnums,
+        keep_batch_dim=keep_batch_dim,
+        return_grad_norms=True,
+        prng_argnum=prng_argnum,
+        spmd_axis_name=spmd_axis_name,
+        strict=strict,
+    )
+
+    def norms_fn(*args: Any, **kwargs: Any) -> jax.Array:
+        return grad_fn(*args, **kwargs)[1].grad_norms
+
+    return norms_fn(*args, **kwargs) if args else norms_fn
+
+
+def _clipped_grad(
+    settings: _Settings,
+    *args: Any,
+    is_padding_example: jax.Array | None = None,
+    **kwargs: Any,
+) -> Any:
+    call = settings.convention.bind(args, kwargs)
+    is_padding = _checked_mask(is_padding_example, call.batch_size)
+    result = _sum_batch(settings, call, is_padding)
+    total = result.total
+    if not (isinstance(settings.normalize_by, numbers.Real) and settings.normalize_by == 1):
+        total = jax.tree.map(lambda x: x / settings.normalize_by, total)
+    if not settings.has_aux:
+        return total
+    aux = Aux(
+        result.values if settings.return_values else None,
+        result.norms if settings.return_grad_norms else None,
+        result.aux if settings.convention.has_aux else None,
+    )
+    return total, jax.tree.map(_without_kept_axis, aux) if (
+        settings.convention.keep_batch_dim
+    ) else aux
+
+
+def _without_kept_axis(array: jax.Array) -> jax.Array:
+    """Drops the batch axis of length one that `fun` saw and may have returned."""
+    return array[:, 0] if array.ndim >= 2 and array.shape[1] == 1 else array
+
+
+def _checked_mask(mask: Any, batch_size: int) -> jax.Array:
+    if mask is None:
+        return jnp.zeros(batch_size, bool)
+    mask = jnp.asarray(mask)
+    if mask.shape != (batch_size,) or mask.dtype != bool:
+        raise ValueError(
+            f"is_padding_example is {mask.dtype}{list(mask.shape)}, but must be "
+            f"bool[{batch_size}]: one entry for each example"
+        )
+    return mask
+
+
+def _sum_batch(settings: _Settings, call: Call, is_padding: jax.Array) -> _BatchResult:
+    method = settings.method_for(call)
+    traced = None
+    if method != "vmap" or settings.strict:
+        traced = tracing.trace(call)
+    if settings.strict and traced is not None:
+        tracing.require_no_fallback(traced, call.paths)
+    clipper = ExampleClipper(
+        call,
+        settings.clipping,
+        settings.nan_safe,
+        settings.dtype,
+        settings.pre_clipping_transform,
+    )
+
+    def sum_part(examples: list[jax.Array], is_padding: jax.Array) -> _BatchResult:
+        if method == "vmap":
+            total, clipped = clipper.sum(examples, is_padding, settings.vmap)
+            return _BatchResult(total, clipped.value, clipped.norm, clipped.aux)
+        assert traced is not None
+        return _sum_by_taps(
+            settings, method, call, traced, clipper, examples, is_padding
+        )
+
+    size = settings.microbatch_size
+    if size is None:
+        return sum_part(call.examples, is_padding)
+    kinds = optax.microbatching.AccumulationType
+    return optax.microbatching.microbatch(
+        sum_part,
+        argnums=(0, 1),
+        microbatch_size=size,
+        accumulator=_BatchResult(kinds.SUM, kinds.CONCAT, kinds.CONCAT, kinds.CONCAT),
+        num_real_microbatches=_real_microbatches(is_padding, size),
+    )(call.examples, is_padding)
+
+
+def _real_microbatches(is_padding: jax.Array, size: int) -> jax.Array:
+    """How many microbatches there are up to the last with a real example, at least 1."""
+    parts = optax.microbatching.reshape_batch_axis(is_padding, size)
+    is_real = ~jnp.all(parts, axis=1)
+    last = jnp.max(jnp.where(is_real, jnp.arange(is_real.shape[0]), 0))
+    return last + 1
+
+
+def _sum_by_taps(
+    settings: _Settings,
+    method: Method,
+    call: Call,
+    traced: Traced,
+    clipper: ExampleClipper,
+    examples: list[jax.Array],
+    is_padding: jax.Array,
+) -> _BatchResult:
+    anchor = jnp.zeros(is_padding.shape, jnp.float32)
+    records = bookkeeping.record(
+        traced.function, call.leaves, [anchor, *examples], settings.vmap
+    )
+    norms = [
+        bookkeeping.component_norms(records, component)
+        for component in traced.components
+    ]
+    groups = settings.clipping.groups(
+        jax.tree.unflatten(call.parameter_tree, call.leaves)
+    )
+    per_leaf = _by_leaf(traced, [n.squared for n in norms])
+    squared = [
+        _sum_norms([n for n, mine in zip(per_leaf, groups, strict=True) if mine == k])
+        for k in range(len(settings.clipping.bounds))
+    ]
+    is_uncertain = functools.reduce(
+        jnp.logical_or,
+        [
+            ~jnp.isfinite(s.value) | (s.rounding > _LARGEST_ROUNDING * s.value)
+            for s in squared
+        ],
+    )
+    factors = settings.clipping.factors(
+        [jnp.sqrt(jnp.maximum(s.value, 0) + s.rounding) for s in squared]
+    )
+    factors = [jnp.where(is_padding | is_uncertain, 0, factor) for factor in factors]
+    if method == "reweight":
+        leaves = reweighting.weighted_sum(call, examples, factors[0], settings.vmap)
+    else:
+        leaves = _bookkeeping_sum(records, traced, norms, factors, groups)
+    if settings.dtype is not None:
+        leaves = [leaf.astype(settings.dtype) for leaf in leaves]
+    total, reported = clipper.add_one_by_one(
+        jax.tree.unflatten(call.parameter_tree, leaves),
+        jnp.sqrt(jnp.maximum(_sum_norms(squared).value, 0)),
+        is_uncertain & ~is_padding,
+        examples,
+    )
+    loss, *aux = records.outputs
+    return _BatchResult(
+        total, loss, reported, jax.tree.unflatten(traced.aux_tree, aux)
+    )
+
+
+def _sum_norms(norms: Sequence[SquaredNorm]) -> SquaredNorm:
+    dtype = jnp.result_type(jnp.float32, *(norm.value.dtype for norm in norms))
+    return SquaredNorm(
+        sum(norm.value.astype(dtype) for norm in norms),
+        sum(norm.rounding.astype(dtype) for norm in norms),
+    )
+
+
+def _by_leaf(traced: Traced, per_component: Sequence[Sequence[Any]]) -> list[Any]:
+    """Reorders what each component holds for its leaves into the leaves' order."""
+    found = {
+        leaf: value
+        for component, values in zip(traced.components, per_component, strict=True)
+        for leaf, value in zip(component.leaves, values, strict=True)
+    }
+    return [found[i] for i in range(len(found))]
+
+
+def _bookkeeping_sum(
+    records: Records,
+    traced: Traced,
+    norms: Sequence[ComponentNorms],
+    factors: Sequence[jax.Array],
+    groups: Sequence[int],
+) -> list[jax.Array]:
+    sums = [
+        bookkeeping.weighted_sum(
+            records, component, norm, [factors[groups[i]] for i in component.leaves]
+        )
+        for component, norm in zip(traced.components, norms, strict=True)
+    ]
+    return _by_leaf(traced, sums)

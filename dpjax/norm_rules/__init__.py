@@ -1,0 +1,44 @@
+"""How the gradient of a parameter operand is described, by primitive.
+
+One file for each family. A product rule has a `match` function, which either explains
+an equation as outer products (`product.ProductUse`) or declines; adding a rule means
+adding a file and a line here. Whatever no rule explains goes by `generic`, exactly.
+"""
+
+from collections.abc import Callable, Sequence
+
+from jax.extend.core import primitives
+
+from dpjax.norm_rules import conv, dot_general, elementwise, gather, generic
+from dpjax.norm_rules.product import ProductUse
+from dpjax.taps import Tap
+
+_PRODUCT_RULES: dict[
+    object, Callable[[Tap, int, Sequence[int]], ProductUse | None]
+] = {
+    primitives.dot_general_p: dot_general.match,
+    primitives.conv_general_dilated_p: conv.match,
+    primitives.gather_p: gather.match,
+}
+
+
+def match_product(
+    tap: Tap, position: int, leaf_axes: Sequence[int]
+) -> ProductUse | None:
+    """The product rule for one parameter operand of a tap, if there is one.
+
+    Args:
+      tap: the tap.
+      position: which of its operands.
+      leaf_axes: for each axis of that operand, the axis of the parameter leaf.
+    """
+    rule = _PRODUCT_RULES.get(tap.equation.primitive)
+    return rule(tap, position, leaf_axes) if rule else None
+
+
+def is_elementwise(tap: Tap) -> bool:
+    """Whether the tap's parameter gradients are no larger than its output."""
+    return tap.equation.primitive in elementwise.PRIMITIVES
+
+
+__all__ = ["ProductUse", "generic", "is_elementwise", "match_product"]

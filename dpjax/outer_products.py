@@ -1,0 +1,274 @@
+"""Norms of sums of outer products, without forming the sums.
+
+A parameter that meets data in a product (a dense layer, a convolution, an embedding)
+has a per-example gradient of the form
+
+    G_nxkxp = sum_t L_nxtxk (x) R_nxtxp
+
+with a *left* factor from the activations, a *right* factor from the cotangents, t the
+places where the parameter was used in one example (tokens, pixels, time steps, layers
+that share it) and n independent groups. Its squared norm needs no G:
+
+    |G|^2 = sum_n <L_n L_n^T, R_n R_n^T>
+
+(Goodfellow 2015, arXiv 1510.01799, for one use; Lee & Kifer 2021 and Li et al. 2022,
+arXiv 2110.05679, for many). Uses of one parameter concatenate along t, which gives the
+cross terms of shared parameters exactly. Everything here is for one example.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Array: TypeAlias = jax.Array
+
+# Rounding of a gram-form squared norm, in units of eps * (sum_t |l_t||r_t|)^2. The
+# entries of a gram round independently, so their sum errs by a few units at most; the
+# tests measure it on tokens that cancel.
+_ROUNDING_UNITS = 4.0
+
+
+class SquaredNorm(NamedTuple):
+    """A squared norm and a bound on its rounding error, scalars.
+
+    Norms are computed in float32, or in float64 where the factors are float64.
+    """
+
+    value: Array
+    rounding: Array
+
+
+class Factor(Protocol):
+    """One side of the outer products: `width` numbers at each of `length` places."""
+
+    @property
+    def length(self) -> int:
+        """Number of places t."""
+
+    @property
+    def width(self) -> int:
+        """Numbers per place."""
+
+    def gram(self, other: "Factor") -> Array:
+        """Inner products with another factor's places, float[n, t, s]."""
+
+    def squared_row_norms(self) -> Array:
+        """Squared norm at each place, float[n, t]."""
+
+
+def _wide(array: Array) -> Array:
+    """At least float32, the precision that norms are computed in."""
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
+
+def _einsum(formula: str, *operands: Array) -> Array:
+    return jnp.einsum(formula, *map(_wide, operands), precision=lax.Precision.HIGHEST)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """A factor held as an array of shape (groups, length, width)."""
+
+    array_NxTxK: Array
+
+    @property
+    def length(self) -> int:
+        """Number of places t."""
+        return self.array_NxTxK.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Numbers per place."""
+        return self.array_NxTxK.shape[2]
+
+    def gram(self, other: Factor) -> Array:
+        """Inner products with another factor's places, float[n, t, s]."""
+        if isinstance(other, Dense):
+            return _einsum("ntk,nsk->nts", self.array_NxTxK, other.array_NxTxK)
+        return jnp.swapaxes(other.gram(self), 1, 2)
+
+    def squared_row_norms(self) -> Array:
+        """Squared norm at each place, float[n, t]."""
+        return jnp.sum(jnp.square(_wide(self.array_NxTxK)), axis=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneHot:
+    """Rows of an identity matrix: place t looks up row `ids_T[t]` of a table.
+
+    An id outside [0, width) stands for a row of zeros: a lookup that was filled.
+    """
+
+    ids_T: Array
+    width: int
+
+    @property
+    def length(self) -> int:
+        """Number of places t."""
+        return self.ids_T.shape[0]
+
+    @property
+    def _inside_T(self) -> Array:
+        return (self.ids_T >= 0) & (self.ids_T < self.width)
+
+    def gram(self, other: Factor) -> Array:
+        """Inner products with another factor's places, float[1, t, s]."""
+        if isinstance(other, OneHot):
+            equal = self.ids_T[:, None] == other.ids_T[None, :]
+            return (equal & self._inside_T[:, None])[None].astype(jnp.float32)
+        if not isinstance(other, Dense):
+            raise TypeError(f"no inner product of OneHot and {type(other).__name__}")
+        columns = jnp.clip(self.ids_T, 0, self.width - 1)
+        picked_NxSxT = jnp.take(other.array_NxTxK, columns, axis=2)
+        picked = jnp.where(self._inside_T[None, None], picked_NxSxT, 0)
+        return jnp.swapaxes(_wide(picked), 1, 2)
+
+    def squared_row_norms(self) -> Array:
+        """Squared norm at each place, float[1, t]."""
+        return self._inside_T[None].astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Patches:
+    """What a convolution's kernel sees at each output position, not materialised.
+
+    The gram of patches is the sum over kernel offsets of shifted grams of the input:
+    cost (input positions)^2 * channels + T^2 * offsets instead of
+    T^2 * offsets * channels.
+
+    Attributes:
+      input_NxSxC: padded (and dilated) input; groups, spatial dims S..., channels.
+      offsets: for each kernel position, where its window starts along each spatial dim.
+      output_shape: output positions along each spatial dim.
+      strides: step between output positions along each spatial dim.
+    """
+
+    input_NxSxC: Array
+    offsets: tuple[tuple[int, ...], ...]
+    output_shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Number of places t: output positions."""
+        return math.prod(self.output_shape)
+
+    @property
+    def width(self) -> int:
+        """Numbers per place: kernel positions times channels."""
+        return len(self.offsets) * self.input_NxSxC.shape[-1]
+
+    def _window(self, array: Array, offset: tuple[int, ...], first_dim: int) -> Array:
+        """The entries under one kernel position, along spatial dims from `first_dim`."""
+        start, limit, step = [0] * array.ndim, list(array.shape), [1] * array.ndim
+        for i, (begin, count, stride) in enumerate(
+            zip(offset, self.output_shape, self.strides, strict=True), first_dim
+        ):
+            start[i], step[i] = begin, stride
+            limit[i] = begin + (count - 1) * stride + 1
+        return lax.slice(array, start, limit, step)
+
+    def gram(self, other: Factor) -> Array:
+        """Inner products with another factor's places, float[n, t, s]."""
+        if not isinstance(other, Patches):
+            raise TypeError(f"no inner product of Patches and {type(other).__name__}")
+        groups, *spatial, channels = self.input_NxSxC.shape
+        other_spatial = other.input_NxSxC.shape[1:-1]
+        pixels = _einsum(
+            "nsc,nuc->nsu",
+            self.input_NxSxC.reshape(groups, -1, channels),
+            other.input_NxSxC.reshape(groups, -1, channels),
+        ).reshape(groups, *spatial, *other_spatial)
+        total = jnp.zeros((groups, self.length, other.length), pixels.dtype)
+        for mine, theirs in zip(self.offsets, other.offsets, strict=True):
+            shifted = self._window(pixels, mine, 1)
+            shifted = other._window(shifted, theirs, 1 + len(spatial))
+            total += shifted.reshape(total.shape)
+        return total
+
+    def squared_row_norms(self) -> Array:
+        """Squared norm at each place, float[n, t]."""
+        pixels = jnp.sum(jnp.square(_wide(self.input_NxSxC)), axis=-1)
+        total = sum(self._window(pixels, offset, 1) for offset in self.offsets)
+        return jnp.reshape(total, (self.input_NxSxC.shape[0], self.length))
+
+    def outer_products(self, right_NxTxP: Array) -> Array:
+        """sum_t patch_t (x) right_t, of shape (n, offsets, channels, p).
+
+        One product for each kernel offset: no patches, no grouped convolution.
+        """
+        groups, channels = self.input_NxSxC.shape[0], self.input_NxSxC.shape[-1]
+        windows = [
+            self._window(self.input_NxSxC, offset, 1).reshape(groups, -1, channels)
+            for offset in self.offsets
+        ]
+        return jnp.stack(
+            [jnp.einsum("ntc,ntp->ncp", window, right_NxTxP) for window in windows],
+            axis=1,
+        )
+
+
+class OuterProducts(NamedTuple):
+    """One use (or several, concatenated) of a parameter in products."""
+
+    left: Factor
+    right: Factor
+
+
+def concatenate(uses: Sequence[OuterProducts]) -> list[OuterProducts]:
+    """Joins the uses whose factors are both dense along t; keeps the others."""
+    dense, others = [], []
+    for use in uses:
+        is_dense = isinstance(use.left, Dense) and isinstance(use.right, Dense)
+        (dense if is_dense else others).append(use)
+    if len(dense) < 2:
+        return list(uses)
+    left, right = (
+        Dense(
+            jnp.concatenate(
+                [_wide(factor.array_NxTxK) for factor in factors], axis=1
+            )
+        )
+        for factors in zip(*dense, strict=True)
+    )
+    return [OuterProducts(left, right), *others]
+
+
+def squared_norm(uses: Sequence[OuterProducts]) -> SquaredNorm:
+    """Squared norm of the sum of all uses' outer products, for one example.
+
+    Args:
+      uses: outer products into one parameter, all with the same groups and widths.
+
+    Returns:
+      The squared norm, and a bound on the rounding error of its gram form:
+      proportional to eps * (sum_t |l_t||r_t|)^2, which exceeds |G|^2 by as much as the
+      products cancel.
+    """
+    uses = concatenate(uses)
+    # One-hot factors are exact in any precision; the dense ones set it.
+    dtype = uses[0].right.squared_row_norms().dtype
+    weights = [
+        jnp.sqrt(
+            use.left.squared_row_norms().astype(dtype)
+            * use.right.squared_row_norms().astype(dtype)
+        )
+        for use in uses
+    ]
+    reach = sum(jnp.sum(weight, axis=1) for weight in weights)
+    units = _ROUNDING_UNITS * float(jnp.finfo(dtype).eps)
+    rounding = units * jnp.sum(jnp.square(reach))
+    if len(uses) == 1 and uses[0].left.length == 1:
+        return SquaredNorm(jnp.sum(jnp.square(weights[0])), rounding)
+    value = jnp.zeros((), dtype)
+    for i, first in enumerate(uses):
+        for j, second in enumerate(uses[i:], i):
+            left = first.left.gram(second.left).astype(dtype)
+            right = first.right.gram(second.right).astype(dtype)
+            value += (1.0 if i == j else 2.0) * jnp.sum(left * right)
+    return SquaredNorm(value, rounding)
