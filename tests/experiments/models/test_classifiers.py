@@ -27,9 +27,10 @@ def test_number_of_parameters(name, image_shape, expected):
 def test_examples_do_not_mix(name):
     model = classifiers.build(name, (16, 16, 1), num_classes=3)
     images_BxHxWxC = jax.random.uniform(jax.random.key(1), (3, 16, 16, 1))
-    params = model.init(jax.random.key(0), images_BxHxWxC)
-    together = model.apply(params, images_BxHxWxC)
-    apart = jnp.concatenate([model.apply(params, x[None]) for x in images_BxHxWxC])
+    params = jax.jit(model.init)(jax.random.key(0), images_BxHxWxC)
+    apply = jax.jit(model.apply)
+    together = apply(params, images_BxHxWxC)
+    apart = jnp.concatenate([apply(params, x[None]) for x in images_BxHxWxC])
     assert together.shape == (3, 3)
     assert jnp.allclose(together, apart, rtol=1e-5, atol=1e-6)
     assert not jnp.allclose(together[0], together[1], rtol=1e-3)
@@ -38,13 +39,15 @@ def test_examples_do_not_mix(name):
 def test_cnn_pads_small_images():
     model = classifiers.build("cnn", (8, 8, 1), num_classes=10)
     assert {layer.padding for layer in model.layers} == {"SAME"}
-    params = model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 1)))
+    images = jnp.zeros((1, 8, 8, 1))
+    params = jax.eval_shape(model.init, jax.random.key(0), images)
     assert params["params"]["Dense_0"]["kernel"].shape == (2 * 2 * 50, 128)
 
 
 def test_sizes_are_arguments():
     model = classifiers.MLP(num_classes=2, hidden_sizes=(5,), activation="tanh")
-    params = model.init(jax.random.key(0), jnp.zeros((1, 2, 2, 1)))
+    images = jnp.zeros((1, 2, 2, 1))
+    params = jax.eval_shape(model.init, jax.random.key(0), images)
     assert classifiers.num_parameters(params) == 4 * 5 + 5 + 5 * 2 + 2
 
 

@@ -1,0 +1,20 @@
+"""A private MLP on scikit-learn's digits: seconds of training, no download."""
+
+import ml_collections
+
+from experiments.dp import train_config
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Returns the config."""
+    return train_config.make(
+        dataset="digits",
+        model="mlp",
+        epsilon=3.0,
+        delta=1e-4,
+        l2_clip_norm=1.0,
+        batch_size=256,
+        num_steps=300,
+        learning_rate=1.0,
+        momentum=0.9,
+    )
