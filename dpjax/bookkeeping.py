@@ -173,7 +173,7 @@ def weighted_sum(
             _weighted_sum_of(gradient, weight)
             for gradient, weight in zip(norms.gradients, weights, strict=True)
         ]
-    (weight,) = weights
+    weight = weights[0]
     totals: dict[Any, jax.Array] = {}
     for use in component.uses:
         total = _transposed_tap(records, use, weight)
@@ -189,7 +189,7 @@ def _weighted_sum_of(array_B: jax.Array, weight_B: jax.Array) -> jax.Array:
 
 def _weighted(array_B: jax.Array, weight_B: jax.Array) -> jax.Array:
     weight = weight_B.reshape(-1, *[1] * (array_B.ndim - 1)).astype(array_B.dtype)
-    return jnp.where(weight != 0, weight * array_B, 0)
+    return jnp.where(weight != 0, weight * array_B, jnp.zeros((), array_B.dtype))
 
 
 def _without(array_B: jax.Array, weight_B: jax.Array) -> jax.Array:
@@ -212,6 +212,19 @@ def _transposed_tap(records: Records, use: Use, weight_B: jax.Array) -> jax.Arra
 
         return records.vmap(one)(activations)
 
-    transpose = jax.linear_transpose(batched, records.values[use.variable])
+    _, transpose = jax.vjp(batched, records.values[use.variable])
     (gradient,) = transpose(_weighted(met.cotangents[0], weight_B))
     return gradient
+
+
+def example_gradient(
+    records: Records, components: Sequence[Component], index: jax.Array
+) -> list[jax.Array]:
+    """One example's gradient, formed from what it left at the taps, leaf by leaf."""
+    found: dict[int, jax.Array] = {}
+    for component in components:
+        taps = [records.taps[use.tap] for use in component.uses]
+        one = jax.tree.map(lambda array: array[index], taps)
+        gradients = _leaf_gradients(records, component)(one)
+        found.update(zip(component.leaves, gradients, strict=True))
+    return [found[i] for i in range(len(found))]

@@ -167,7 +167,9 @@ def _batch_size(batched: dict[str, PyTree]) -> int:
         )
     if len(sizes) > 1:
         found = ", ".join(f"{size} in {where}" for size, where in sizes.items())
-        raise ValueError(f"the batch's arrays must agree in length along axis 0: {found}")
+        raise ValueError(
+            f"the batch's arrays must agree in length along axis 0: {found}"
+        )
     return next(iter(sizes))
 
 

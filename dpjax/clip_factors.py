@@ -81,6 +81,31 @@ class Clipping:
             for norm, bound in zip(norms, self.bounds, strict=True)
         ]
 
+    def clip(self, gradient: PyTree, *, nan_safe: bool) -> PyTree:
+        """Clips one example's formed gradient.
+
+        Args:
+          gradient: a pytree like the parameters.
+          nan_safe: replace NaN and infinite entries by zero before clipping. Without
+            it they stay, and no bound holds.
+        """
+        leaves, structure = jax.tree.flatten(gradient)
+        groups = self.groups(gradient)
+        if nan_safe:
+            leaves = [
+                jnp.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0) for x in leaves
+            ]
+        factors = self.factors(
+            [
+                global_norm([x for x, g in zip(leaves, groups, strict=True) if g == k])
+                for k in range(len(self.bounds))
+            ]
+        )
+        clipped = [
+            x * factors[g].astype(x.dtype) for x, g in zip(leaves, groups, strict=True)
+        ]
+        return jax.tree.unflatten(structure, clipped)
+
     def norm_bound(self) -> Any:
         """The largest L2 norm that one example contributes, over all groups."""
         bounds = [1.0] * len(self.bounds) if self.rescale_to_unit_norm else self.bounds
@@ -98,36 +123,6 @@ def _factor(norm: jax.Array, bound: Any, rescale_to_unit_norm: bool) -> jax.Arra
     if rescale_to_unit_norm:
         factor = jnp.where(bound > 0, factor / bound, 1 / norm)
     return jnp.nan_to_num(factor, nan=0.0, posinf=0.0)
-
-
-def clip_example(
-    gradients: Sequence[jax.Array],
-    groups: Sequence[int],
-    clipping: Clipping,
-    *,
-    nan_safe: bool,
-) -> list[jax.Array]:
-    """Clips one example's gradient, given as its leaves.
-
-    Args:
-      gradients: the gradient's leaves.
-      groups: the clip group of each.
-      clipping: the clip norms.
-      nan_safe: replace NaN and infinite entries by zero before clipping. Without it
-        they stay, and no bound holds.
-    """
-    if nan_safe:
-        gradients = [
-            jnp.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0) for g in gradients
-        ]
-    norms = [
-        global_norm([g for g, mine in zip(gradients, groups, strict=True) if mine == k])
-        for k in range(len(clipping.bounds))
-    ]
-    factors = clipping.factors(norms)
-    return [
-        g * factors[k].astype(g.dtype) for g, k in zip(gradients, groups, strict=True)
-    ]
 
 
 def global_norm(leaves: Sequence[jax.Array]) -> jax.Array:

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import bookkeeping, reweighting, tracing
+from dpjax import bookkeeping, per_example, reweighting, tracing
 from dpjax.bookkeeping import ComponentNorms, Records
 from dpjax.calling import Call, Convention
 from dpjax.clip_factors import Clipping
 from dpjax.outer_products import SquaredNorm
-from dpjax.per_example import ExampleClipper
+from dpjax.per_example import ClippedBatch
 from dpjax.tracing import Traced
 
 PyTree: TypeAlias = Any
@@ -125,12 +125,18 @@ class _Settings:
 
     @property
     def has_aux(self) -> bool:
-        return (
-            self.convention.has_aux or self.return_values or self.return_grad_norms
-        )
+        return self.convention.has_aux or self.return_values or self.return_grad_norms
 
     def vmap(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         return jax.vmap(fun, spmd_axis_name=self.spmd_axis_name)
+
+    def clip(self, gradient: PyTree) -> PyTree:
+        """What one example contributes, given its gradient."""
+        if self.pre_clipping_transform is not None:
+            gradient = self.pre_clipping_transform(gradient)
+        if self.dtype is not None:
+            gradient = jax.tree.map(lambda x: x.astype(self.dtype), gradient)
+        return self.clipping.clip(gradient, nan_safe=self.nan_safe)
 
     def method_for(self, call: Call) -> Method:
         if self.method != "auto":
@@ -138,15 +144,6 @@ class _Settings:
         is_complex = any(jnp.iscomplexobj(leaf) for leaf in call.leaves)
         formed = self.pre_clipping_transform is not None
         return "vmap" if formed or is_complex else "bookkeeping"
-
-
-class _BatchResult(NamedTuple):
-    """Sum over a batch, and per-example losses, norms and aux."""
-
-    total: PyTree
-    values: jax.Array
-    norms: jax.Array
-    aux: PyTree
 
 
 def clipped_grad(
@@ -239,9 +236,7 @@ def clipped_grad(
       TypeError: integer parameters, or a loss that is no floating point scalar.
     """
     settings = _Settings(
-        Convention(
-            fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum
-        ),
+        Convention(fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum),
         Clipping(l2_clip_norm, rescale_to_unit_norm),
         normalize_by,
         return_values,
@@ -329,7 +324,9 @@ def _clipped_grad(
     is_padding = _checked_mask(is_padding_example, call.batch_size)
     result = _sum_batch(settings, call, is_padding)
     total = result.total
-    if not (isinstance(settings.normalize_by, numbers.Real) and settings.normalize_by == 1):
+    if not (
+        isinstance(settings.normalize_by, numbers.Real) and settings.normalize_by == 1
+    ):
         total = jax.tree.map(lambda x: x / settings.normalize_by, total)
     if not settings.has_aux:
         return total
@@ -360,29 +357,20 @@ def _checked_mask(mask: Any, batch_size: int) -> jax.Array:
     return mask
 
 
-def _sum_batch(settings: _Settings, call: Call, is_padding: jax.Array) -> _BatchResult:
+def _sum_batch(settings: _Settings, call: Call, is_padding: jax.Array) -> ClippedBatch:
     method = settings.method_for(call)
     traced = None
     if method != "vmap" or settings.strict:
         traced = tracing.trace(call)
     if settings.strict and traced is not None:
         tracing.require_no_fallback(traced, call.paths)
-    clipper = ExampleClipper(
-        call,
-        settings.clipping,
-        settings.nan_safe,
-        settings.dtype,
-        settings.pre_clipping_transform,
-    )
 
-    def sum_part(examples: list[jax.Array], is_padding: jax.Array) -> _BatchResult:
-        if method == "vmap":
-            total, clipped = clipper.sum(examples, is_padding, settings.vmap)
-            return _BatchResult(total, clipped.value, clipped.norm, clipped.aux)
-        assert traced is not None
-        return _sum_by_taps(
-            settings, method, call, traced, clipper, examples, is_padding
-        )
+    def sum_part(examples: list[jax.Array], is_padding: jax.Array) -> ClippedBatch:
+        if method == "vmap" or traced is None:
+            return per_example.clipped_sum(
+                call, examples, is_padding, settings.clip, settings.vmap
+            )
+        return _sum_by_taps(settings, method, call, traced, examples, is_padding)
 
     size = settings.microbatch_size
     if size is None:
@@ -392,7 +380,7 @@ def _sum_batch(settings: _Settings, call: Call, is_padding: jax.Array) -> _Batch
         sum_part,
         argnums=(0, 1),
         microbatch_size=size,
-        accumulator=_BatchResult(kinds.SUM, kinds.CONCAT, kinds.CONCAT, kinds.CONCAT),
+        accumulator=ClippedBatch(kinds.SUM, kinds.CONCAT, kinds.CONCAT, kinds.CONCAT),
         num_real_microbatches=_real_microbatches(is_padding, size),
     )(call.examples, is_padding)
 
@@ -410,10 +398,9 @@ def _sum_by_taps(
     method: Method,
     call: Call,
     traced: Traced,
-    clipper: ExampleClipper,
     examples: list[jax.Array],
     is_padding: jax.Array,
-) -> _BatchResult:
+) -> ClippedBatch:
     anchor = jnp.zeros(is_padding.shape, jnp.float32)
     records = bookkeeping.record(
         traced.function, call.leaves, [anchor, *examples], settings.vmap
@@ -441,21 +428,30 @@ def _sum_by_taps(
         [jnp.sqrt(jnp.maximum(s.value, 0) + s.rounding) for s in squared]
     )
     factors = [jnp.where(is_padding | is_uncertain, 0, factor) for factor in factors]
+    factors = list(jax.lax.optimization_barrier(tuple(factors)))
     if method == "reweight":
         leaves = reweighting.weighted_sum(call, examples, factors[0], settings.vmap)
     else:
         leaves = _bookkeeping_sum(records, traced, norms, factors, groups)
     if settings.dtype is not None:
         leaves = [leaf.astype(settings.dtype) for leaf in leaves]
-    total, reported = clipper.add_one_by_one(
-        jax.tree.unflatten(call.parameter_tree, leaves),
-        jnp.sqrt(jnp.maximum(_sum_norms(squared).value, 0)),
+
+    def gradient(index: jax.Array) -> PyTree:
+        found = bookkeeping.example_gradient(records, traced.components, index)
+        return jax.tree.unflatten(call.parameter_tree, found)
+
+    added = per_example.add_one_by_one(
+        per_example.ExactlyAdded(
+            jax.tree.unflatten(call.parameter_tree, leaves),
+            jnp.sqrt(jnp.maximum(_sum_norms(squared).value, 0)),
+        ),
         is_uncertain & ~is_padding,
-        examples,
+        gradient,
+        settings.clip,
     )
     loss, *aux = records.outputs
-    return _BatchResult(
-        total, loss, reported, jax.tree.unflatten(traced.aux_tree, aux)
+    return ClippedBatch(
+        added.total, loss, added.norms, jax.tree.unflatten(traced.aux_tree, aux)
     )
 
 

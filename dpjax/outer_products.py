@@ -77,6 +77,11 @@ class Dense:
     array_NxTxK: Array
 
     @property
+    def groups(self) -> int:
+        """Number of independent products n."""
+        return self.array_NxTxK.shape[0]
+
+    @property
     def length(self) -> int:
         """Number of places t."""
         return self.array_NxTxK.shape[1]
@@ -133,45 +138,58 @@ class OneHot:
         return self._inside_T[None].astype(jnp.float32)
 
 
+class Window(NamedTuple):
+    """A convolution's geometry along one spatial dim.
+
+    Attributes:
+      size: kernel positions.
+      dilation: input positions between them.
+      count: output positions.
+      stride: input positions between those.
+    """
+
+    size: int
+    dilation: int
+    count: int
+    stride: int
+
+    def shifted(self, array: Array, axis: int, position: int) -> Array:
+        """The entries along `axis` that one kernel position meets."""
+        begin = position * self.dilation
+        end = begin + (self.count - 1) * self.stride + 1
+        return lax.slice_in_dim(array, begin, end, self.stride, axis)
+
+    def shifts(self, array: Array, axis: int) -> list[Array]:
+        """`shifted` for each kernel position."""
+        return [self.shifted(array, axis, i) for i in range(self.size)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Patches:
     """What a convolution's kernel sees at each output position, not materialised.
 
-    The gram of patches is the sum over kernel offsets of shifted grams of the input:
-    cost (input positions)^2 * channels + T^2 * offsets instead of
-    T^2 * offsets * channels.
+    The gram of patches is a sum over kernel offsets of shifted grams of the input, one
+    spatial dim after the other: cost (input positions)^2 * channels, plus a sum of
+    shifts, instead of T^2 * offsets * channels.
 
     Attributes:
       input_NxSxC: padded (and dilated) input; groups, spatial dims S..., channels.
-      offsets: for each kernel position, where its window starts along each spatial dim.
-      output_shape: output positions along each spatial dim.
-      strides: step between output positions along each spatial dim.
+      windows: the geometry along each spatial dim.
     """
 
     input_NxSxC: Array
-    offsets: tuple[tuple[int, ...], ...]
-    output_shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    windows: tuple[Window, ...]
 
     @property
     def length(self) -> int:
         """Number of places t: output positions."""
-        return math.prod(self.output_shape)
+        return math.prod(window.count for window in self.windows)
 
     @property
     def width(self) -> int:
         """Numbers per place: kernel positions times channels."""
-        return len(self.offsets) * self.input_NxSxC.shape[-1]
-
-    def _window(self, array: Array, offset: tuple[int, ...], first_dim: int) -> Array:
-        """The entries under one kernel position, along spatial dims from `first_dim`."""
-        start, limit, step = [0] * array.ndim, list(array.shape), [1] * array.ndim
-        for i, (begin, count, stride) in enumerate(
-            zip(offset, self.output_shape, self.strides, strict=True), first_dim
-        ):
-            start[i], step[i] = begin, stride
-            limit[i] = begin + (count - 1) * stride + 1
-        return lax.slice(array, start, limit, step)
+        offsets = math.prod(window.size for window in self.windows)
+        return offsets * self.input_NxSxC.shape[-1]
 
     def gram(self, other: Factor) -> Array:
         """Inner products with another factor's places, float[n, t, s]."""
@@ -179,38 +197,49 @@ class Patches:
             raise TypeError(f"no inner product of Patches and {type(other).__name__}")
         groups, *spatial, channels = self.input_NxSxC.shape
         other_spatial = other.input_NxSxC.shape[1:-1]
-        pixels = _einsum(
+        total = _einsum(
             "nsc,nuc->nsu",
             self.input_NxSxC.reshape(groups, -1, channels),
             other.input_NxSxC.reshape(groups, -1, channels),
         ).reshape(groups, *spatial, *other_spatial)
-        total = jnp.zeros((groups, self.length, other.length), pixels.dtype)
-        for mine, theirs in zip(self.offsets, other.offsets, strict=True):
-            shifted = self._window(pixels, mine, 1)
-            shifted = other._window(shifted, theirs, 1 + len(spatial))
-            total += shifted.reshape(total.shape)
-        return total
+        for i, (mine, theirs) in enumerate(
+            zip(self.windows, other.windows, strict=True), 1
+        ):
+            pairs = zip(mine.shifts(total, i), range(theirs.size), strict=True)
+            total = sum(
+                theirs.shifted(shift, i + len(spatial), position)
+                for shift, position in pairs
+            )
+        return total.reshape(groups, self.length, other.length)
 
     def squared_row_norms(self) -> Array:
         """Squared norm at each place, float[n, t]."""
-        pixels = jnp.sum(jnp.square(_wide(self.input_NxSxC)), axis=-1)
-        total = sum(self._window(pixels, offset, 1) for offset in self.offsets)
-        return jnp.reshape(total, (self.input_NxSxC.shape[0], self.length))
+        total = jnp.sum(jnp.square(_wide(self.input_NxSxC)), axis=-1)
+        for i, window in enumerate(self.windows, 1):
+            total = sum(window.shifts(total, i))
+        return total.reshape(total.shape[0], self.length)
 
     def outer_products(self, right_NxTxP: Array) -> Array:
-        """sum_t patch_t (x) right_t, of shape (n, offsets, channels, p).
+        """sum_t patch_t (x) right_t, of shape (n, kernel sizes..., channels, p).
 
-        One product for each kernel offset: no patches, no grouped convolution.
+        Patches are laid out along the last spatial dim only; the other kernel positions
+        are one product each.
         """
         groups, channels = self.input_NxSxC.shape[0], self.input_NxSxC.shape[-1]
-        windows = [
-            self._window(self.input_NxSxC, offset, 1).reshape(groups, -1, channels)
-            for offset in self.offsets
-        ]
-        return jnp.stack(
-            [jnp.einsum("ntc,ntp->ncp", window, right_NxTxP) for window in windows],
-            axis=1,
+        *outer, last = self.windows
+        rows = jnp.concatenate(
+            last.shifts(self.input_NxSxC, len(self.windows)), axis=-1
         )
+        arrays = [rows]
+        for i, window in enumerate(outer, 1):
+            arrays = [shift for array in arrays for shift in window.shifts(array, i)]
+        width = last.size * channels
+        products = [
+            jnp.einsum("ntc,ntp->ncp", array.reshape(groups, -1, width), right_NxTxP)
+            for array in arrays
+        ]
+        sizes = [window.size for window in self.windows]
+        return jnp.stack(products, axis=1).reshape(groups, *sizes, channels, -1)
 
 
 class OuterProducts(NamedTuple):
@@ -218,6 +247,11 @@ class OuterProducts(NamedTuple):
 
     left: Factor
     right: Factor
+
+    def is_single(self) -> bool:
+        """Whether there is one dense product at one place: its norm is |l||r|."""
+        dense = isinstance(self.left, Dense) and isinstance(self.right, Dense)
+        return dense and self.left.length == 1 and self.left.groups == 1
 
 
 def concatenate(uses: Sequence[OuterProducts]) -> list[OuterProducts]:
@@ -230,13 +264,23 @@ def concatenate(uses: Sequence[OuterProducts]) -> list[OuterProducts]:
         return list(uses)
     left, right = (
         Dense(
-            jnp.concatenate(
-                [_wide(factor.array_NxTxK) for factor in factors], axis=1
-            )
+            jnp.concatenate([_wide(factor.array_NxTxK) for factor in factors], axis=1)
         )
         for factors in zip(*dense, strict=True)
     )
     return [OuterProducts(left, right), *others]
+
+
+def _single_norm(use: OuterProducts) -> SquaredNorm:
+    assert isinstance(use.left, Dense)
+    assert isinstance(use.right, Dense)
+    left, right = (
+        jnp.sum(jnp.square(_wide(factor.array_NxTxK.ravel()))) for factor in use
+    )
+    value = left * right
+    return SquaredNorm(
+        value, _ROUNDING_UNITS * float(jnp.finfo(value.dtype).eps) * value
+    )
 
 
 def squared_norm(uses: Sequence[OuterProducts]) -> SquaredNorm:
@@ -251,6 +295,8 @@ def squared_norm(uses: Sequence[OuterProducts]) -> SquaredNorm:
       products cancel.
     """
     uses = concatenate(uses)
+    if len(uses) == 1 and uses[0].is_single():
+        return _single_norm(uses[0])
     # One-hot factors are exact in any precision; the dense ones set it.
     dtype = uses[0].right.squared_row_norms().dtype
     weights = [
@@ -263,8 +309,6 @@ def squared_norm(uses: Sequence[OuterProducts]) -> SquaredNorm:
     reach = sum(jnp.sum(weight, axis=1) for weight in weights)
     units = _ROUNDING_UNITS * float(jnp.finfo(dtype).eps)
     rounding = units * jnp.sum(jnp.square(reach))
-    if len(uses) == 1 and uses[0].left.length == 1:
-        return SquaredNorm(jnp.sum(jnp.square(weights[0])), rounding)
     value = jnp.zeros((), dtype)
     for i, first in enumerate(uses):
         for j, second in enumerate(uses[i:], i):

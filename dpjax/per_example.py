@@ -7,99 +7,96 @@ import jax
 import jax.numpy as jnp
 
 from dpjax.calling import Call
-from dpjax.clip_factors import Clipping, clip_example, global_norm
+from dpjax.clip_factors import global_norm
 
 PyTree: TypeAlias = Any
 
 
-class ClippedExample(NamedTuple):
-    """One example's contribution (leaves) and what else its pass yields."""
+class ClippedBatch(NamedTuple):
+    """What clipping a batch by its formed gradients yields.
 
-    gradient: PyTree
-    value: jax.Array
-    norm: jax.Array
+    Attributes:
+      total: the sum, a pytree like the (transformed) gradient.
+      values: losses, of shape [B].
+      norms: gradient norms before clipping, float[B].
+      aux: what the function returned beside the loss, with a leading batch axis.
+    """
+
+    total: PyTree
+    values: jax.Array
+    norms: jax.Array
     aux: PyTree
 
 
-class ExampleClipper(NamedTuple):
-    """Clips one example's gradient by forming it.
+def clipped_sum(
+    call: Call,
+    examples: Sequence[jax.Array],
+    is_padding: jax.Array,
+    clip: Callable[[PyTree], PyTree],
+    vmap: Callable[..., Any],
+) -> ClippedBatch:
+    """Forms and clips every example's gradient at once, and sums.
 
-    Attributes:
+    Args:
       call: the call.
-      clipping: the clip norms.
-      nan_safe: whether NaN and infinite entries become zero before clipping.
-      dtype: of the gradient before it is clipped; None for its own.
-      pre_clipping_transform: applied to the gradient's pytree before it is clipped.
+      examples: the batch's arrays.
+      is_padding: examples to leave out, bool[B].
+      clip: from one example's gradient pytree to what it contributes.
+      vmap: `jax.vmap`, perhaps with a mesh axis for the batch.
     """
 
-    call: Call
-    clipping: Clipping
-    nan_safe: bool
-    dtype: Any
-    pre_clipping_transform: Callable[[PyTree], PyTree] | None
-
-    def __call__(self, example: Sequence[Any]) -> ClippedExample:
-        """Clips the gradient of one example, given as its arrays."""
-        (value, aux), gradients = jax.value_and_grad(
-            self.call.one_example, has_aux=True
-        )(self.call.leaves, example)
-        norm = global_norm(gradients)
-        tree = jax.tree.unflatten(self.call.parameter_tree, gradients)
-        if self.pre_clipping_transform is not None:
-            tree = self.pre_clipping_transform(tree)
-        leaves, structure = jax.tree.flatten(tree)
-        if self.dtype is not None:
-            leaves = [leaf.astype(self.dtype) for leaf in leaves]
-        clipped = clip_example(
-            leaves, self.clipping.groups(tree), self.clipping, nan_safe=self.nan_safe
+    def one(example: Sequence[Any]) -> Any:
+        (value, aux), gradients = jax.value_and_grad(call.one_example, has_aux=True)(
+            call.leaves, example
         )
-        return ClippedExample(jax.tree.unflatten(structure, clipped), value, norm, aux)
+        tree = jax.tree.unflatten(call.parameter_tree, gradients)
+        return clip(tree), value, global_norm(gradients), aux
 
-    def sum(
-        self,
-        examples: Sequence[jax.Array],
-        is_padding: jax.Array,
-        vmap: Callable[..., Any],
-    ) -> tuple[PyTree, ClippedExample]:
-        """Clips a whole batch by `vmap`; returns the sum and everything per example."""
-        clipped = vmap(self)(list(examples))
+    def masked_sum(gradients: jax.Array) -> jax.Array:
+        mask = is_padding.reshape(-1, *[1] * (gradients.ndim - 1))
+        kept = jnp.where(mask, jnp.zeros((), gradients.dtype), gradients)
+        return jnp.sum(kept, axis=0, dtype=gradients.dtype)
 
-        def masked_sum(gradient: jax.Array) -> jax.Array:
-            mask = is_padding.reshape(-1, *[1] * (gradient.ndim - 1))
-            return jnp.sum(jnp.where(mask, 0, gradient), axis=0, dtype=gradient.dtype)
+    clipped, *rest = vmap(one)(list(examples))
+    return ClippedBatch(jax.tree.map(masked_sum, clipped), *rest)
 
-        return jax.tree.map(masked_sum, clipped.gradient), clipped
 
-    def add_one_by_one(
-        self,
-        total: PyTree,
-        norms: jax.Array,
-        chosen: jax.Array,
-        examples: Sequence[jax.Array],
-    ) -> tuple[PyTree, jax.Array]:
-        """Adds the clipped gradients of the chosen examples, one after another.
+class ExactlyAdded(NamedTuple):
+    """A sum and the norms behind it, after some examples were added one by one."""
 
-        Costs nothing when none is chosen.
+    total: PyTree
+    norms: jax.Array
 
-        Args:
-          total: sum so far.
-          norms: per-example norms so far, [B]; those of the chosen are replaced.
-          chosen: which examples, bool[B].
-          examples: the batch's arrays.
-        """
-        is_known = not isinstance(chosen, jax.core.Tracer)
-        if chosen.shape[0] == 0 or (is_known and not chosen.any()):
-            return total, norms
 
-        def add_next(state: tuple[PyTree, jax.Array, jax.Array]) -> Any:
-            total, norms, remaining = state
-            i = jnp.argmax(remaining)
-            clipped = self([array[i] for array in examples])
-            total = jax.tree.map(jnp.add, total, clipped.gradient)
-            norm = clipped.norm.astype(norms.dtype)
-            return total, norms.at[i].set(norm), remaining.at[i].set(False)
+def add_one_by_one(
+    before: ExactlyAdded,
+    chosen: jax.Array,
+    gradient: Callable[[jax.Array], PyTree],
+    clip: Callable[[PyTree], PyTree],
+) -> ExactlyAdded:
+    """Forms, clips and adds the gradients of the chosen examples, in turn.
 
-        total, norms, _ = jax.lax.while_loop(
-            lambda state: jnp.any(state[2]), add_next, (total, norms, chosen)
-        )
-        return total, norms
+    Takes no time when none is chosen.
+
+    Args:
+      before: the sum so far, and all norms; those of the chosen are replaced.
+      chosen: which examples, bool[B].
+      gradient: from an example's index to its gradient pytree.
+      clip: from that to what it contributes.
+    """
+    is_known = not isinstance(chosen, jax.core.Tracer)
+    if chosen.shape[0] == 0 or (is_known and not chosen.any()):
+        return before
+
+    def add_next(state: tuple[ExactlyAdded, jax.Array]) -> Any:
+        (total, norms), remaining = state
+        i = jnp.argmax(remaining)
+        tree = gradient(i)
+        total = jax.tree.map(lambda x, y: x + y.astype(x.dtype), total, clip(tree))
+        norm = global_norm(jax.tree.leaves(tree)).astype(norms.dtype)
+        return ExactlyAdded(total, norms.at[i].set(norm)), remaining.at[i].set(False)
+
+    after, _ = jax.lax.while_loop(
+        lambda state: jnp.any(state[1]), add_next, (before, chosen)
+    )
+    return after

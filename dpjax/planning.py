@@ -91,9 +91,7 @@ def plan(function: TappedFunction) -> list[Component]:
         for i, tap in enumerate(function.taps)
         for position in tap.parameter_positions
     ]
-    reached = {
-        use.variable: function.parameter_side([use.variable])[0] for use in uses
-    }
+    reached = {use.variable: function.parameter_side([use.variable])[0] for use in uses}
     paths = _norm_keeping_paths(function)
     return [
         _plan_component(
@@ -232,8 +230,10 @@ def _axes_after(equation: _compat.Equation, axes: tuple[int, ...] | None) -> Any
         return None if axes is None else tuple(axes[i] for i in permutation)
     if equation.primitive in (p.convert_element_type_p, p.copy_p):
         real = jnp.issubdtype(source.dtype, jnp.floating)
-        return axes if real and jnp.issubdtype(result.dtype, jnp.floating) else (
-            _CHANGES_NORM
+        return (
+            axes
+            if real and jnp.issubdtype(result.dtype, jnp.floating)
+            else (_CHANGES_NORM)
         )
     if equation.primitive in (p.reshape_p, p.squeeze_p, p.broadcast_in_dim_p):
         return None if _size_of(source) == _size_of(result) else _CHANGES_NORM

@@ -150,7 +150,9 @@ class TappedFunction:
             values.update(zip(equation.outvars, results, strict=True))
         return values
 
-    def operands(self, tap: Tap, values: Values, activations: Sequence[Any]) -> list[Any]:
+    def operands(
+        self, tap: Tap, values: Values, activations: Sequence[Any]
+    ) -> list[Any]:
         """All operands of a tap for one example, in the equation's order."""
         found = dict(zip(tap.data_positions, activations, strict=True))
         return [

@@ -13,9 +13,7 @@ from dpjax.norm_rules import conv, dot_general, elementwise, gather, generic
 from dpjax.norm_rules.product import ProductUse
 from dpjax.taps import Tap
 
-_PRODUCT_RULES: dict[
-    object, Callable[[Tap, int, Sequence[int]], ProductUse | None]
-] = {
+_PRODUCT_RULES: dict[object, Callable[[Tap, int, Sequence[int]], ProductUse | None]] = {
     primitives.dot_general_p: dot_general.match,
     primitives.conv_general_dilated_p: conv.match,
     primitives.gather_p: gather.match,

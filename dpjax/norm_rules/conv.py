@@ -1,6 +1,5 @@
 """Convolutions of any rank, with strides, padding, dilations and feature groups."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax.norm_rules import product
-from dpjax.outer_products import Dense, OuterProducts, Patches
+from dpjax.outer_products import Dense, OuterProducts, Patches, Window
 from dpjax.taps import Tap
 
 
@@ -36,10 +35,9 @@ def match(
     output_axes = [numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1]]
     (output,) = tap.outputs()
     *output_shape, features = (output.shape[i] for i in output_axes)
-    *window, channels, _ = (kernel.aval.shape[i] for i in kernel_axes)
-    offsets = tuple(
-        (0, *(i * d for i, d in zip(index, dilations, strict=True)))
-        for index in itertools.product(*map(range, window))
+    *sizes, channels, _ = (kernel.aval.shape[i] for i in kernel_axes)
+    windows = tuple(
+        map(Window, (1, *sizes), (1, *dilations), output_shape, (1, *strides))
     )
     padding = [(0, 0, 0)]
     for (low, high), dilation in zip(
@@ -60,12 +58,7 @@ def match(
         cotangent = jnp.transpose(cotangent, output_axes)
         cotangent = cotangent.reshape(length, groups, right_width)
         return OuterProducts(
-            Patches(
-                jnp.moveaxis(grouped, -2, 0),
-                offsets,
-                tuple(output_shape),
-                (1, *strides),
-            ),
+            Patches(jnp.moveaxis(grouped, -2, 0), windows),
             Dense(jnp.swapaxes(cotangent, 0, 1)),
         )
 
@@ -74,27 +67,27 @@ def match(
         assert isinstance(patches, Patches)
         assert isinstance(right, Dense)
         products_NxKxCxP = patches.outer_products(right.array_NxTxK)
-        spatial_first = jnp.moveaxis(products_NxKxCxP, 0, 2)
-        canonical = spatial_first.reshape(*window, channels, features)
+        groups_last = jnp.moveaxis(products_NxKxCxP, 0, -2)
+        canonical = groups_last.reshape(*sizes, channels, features)
         inverse = sorted(range(len(kernel_axes)), key=kernel_axes.__getitem__)
         return jnp.transpose(canonical, inverse).astype(kernel.aval.dtype)
 
     pixels = _padded_pixels(image.aval.shape, image_axes, padding)
     return product.ProductUse(
         product.Signature(
-            ("convolution", groups, offsets),
+            ("convolution", groups, windows),
             (),
             product.to_leaf(kernel_axes[:-1], leaf_axes),
             product.to_leaf(kernel_axes[-1:], leaf_axes),
         ),
         groups,
         length,
-        len(offsets) * channels,
+        math.prod(sizes) * channels,
         right_width,
         groups
         * (
             2 * pixels**2 * channels
-            + length**2 * len(offsets)
+            + length**2 * sum(sizes)
             + 2 * length**2 * right_width
         ),
         factors,
