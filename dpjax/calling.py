@@ -4,6 +4,7 @@ Which arguments are parameters, which hold the batch, and what one example sees.
 """
 
 import dataclasses
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -184,6 +185,11 @@ def _checked_leaf(leaf: Any, path: str) -> jax.Array:
 
 
 def _checked_loss(loss: Any) -> jax.Array:
+    if not hasattr(loss, "shape") and not isinstance(loss, numbers.Number):
+        raise TypeError(
+            f"fun returned a {type(loss).__name__}, but it must return a scalar loss: "
+            "set has_aux=True if it returns (loss, aux)"
+        )
     array = jnp.asarray(loss)
     if array.shape:
         raise TypeError(

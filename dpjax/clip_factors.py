@@ -43,7 +43,7 @@ class Clipping:
                 "pytree prefix of the parameters"
             )
         for bound in jax.tree.leaves(self.l2_clip_norm):
-            if isinstance(bound, numbers.Real) and not bound >= 0:
+            if isinstance(bound, numbers.Real) and not float(bound) >= 0:
                 raise ValueError(
                     f"l2_clip_norm={bound} must be >= 0: use 0 to drop all gradients, "
                     "math.inf to clip none"
@@ -56,11 +56,10 @@ class Clipping:
 
     def groups(self, parameters: PyTree) -> list[int]:
         """For each leaf of `parameters`, the index of its clip norm in `bounds`."""
-        count = len(self.bounds)
         structure = jax.tree.structure(self.l2_clip_norm)
-        if structure == jax.tree.structure(0):
+        if jax.tree_util.all_leaves([self.l2_clip_norm]):
             return [0] * len(jax.tree.leaves(parameters))
-        numbered = jax.tree.unflatten(structure, range(count))
+        numbered = jax.tree.unflatten(structure, range(len(self.bounds)))
         try:
             spread = jax.tree.map(
                 lambda group, below: jax.tree.map(lambda _: group, below),

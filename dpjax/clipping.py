@@ -386,7 +386,7 @@ def _sum_batch(settings: _Settings, call: Call, is_padding: jax.Array) -> Clippe
 
 
 def _real_microbatches(is_padding: jax.Array, size: int) -> jax.Array:
-    """How many microbatches there are up to the last with a real example, at least 1."""
+    """Number of microbatches up to the last with a real example, at least 1."""
     parts = optax.microbatching.reshape_batch_axis(is_padding, size)
     is_real = ~jnp.all(parts, axis=1)
     last = jnp.max(jnp.where(is_real, jnp.arange(is_real.shape[0]), 0))
@@ -413,8 +413,12 @@ def _sum_by_taps(
         jax.tree.unflatten(call.parameter_tree, call.leaves)
     )
     per_leaf = _by_leaf(traced, [n.squared for n in norms])
+    nothing = SquaredNorm(jnp.zeros_like(anchor), jnp.zeros_like(anchor))
     squared = [
-        _sum_norms([n for n, mine in zip(per_leaf, groups, strict=True) if mine == k])
+        _sum_norms(
+            [nothing]
+            + [n for n, mine in zip(per_leaf, groups, strict=True) if mine == k]
+        )
         for k in range(len(settings.clipping.bounds))
     ]
     is_uncertain = functools.reduce(
@@ -457,10 +461,11 @@ def _sum_by_taps(
 
 def _sum_norms(norms: Sequence[SquaredNorm]) -> SquaredNorm:
     dtype = jnp.result_type(jnp.float32, *(norm.value.dtype for norm in norms))
-    return SquaredNorm(
-        sum(norm.value.astype(dtype) for norm in norms),
-        sum(norm.rounding.astype(dtype) for norm in norms),
+    value, rounding = (
+        functools.reduce(jnp.add, (part.astype(dtype) for part in parts))
+        for parts in zip(*norms, strict=True)
     )
+    return SquaredNorm(value, rounding)
 
 
 def _by_leaf(traced: Traced, per_component: Sequence[Sequence[Any]]) -> list[Any]:

@@ -17,9 +17,10 @@ cross terms of shared parameters exactly. Everything here is for one example.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -61,9 +62,17 @@ class Factor(Protocol):
         """Squared norm at each place, float[n, t]."""
 
 
+def _rounding_unit(dtype: Any) -> float:
+    return _ROUNDING_UNITS * float(jnp.finfo(dtype).eps)
+
+
 def _wide(array: Array) -> Array:
     """At least float32, the precision that norms are computed in."""
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
+
+def _sum(arrays: Iterable[Array]) -> Array:
+    return functools.reduce(jnp.add, arrays)
 
 
 def _einsum(formula: str, *operands: Array) -> Array:
@@ -144,19 +153,19 @@ class Window(NamedTuple):
     Attributes:
       size: kernel positions.
       dilation: input positions between them.
-      count: output positions.
+      outputs: output positions.
       stride: input positions between those.
     """
 
     size: int
     dilation: int
-    count: int
+    outputs: int
     stride: int
 
     def shifted(self, array: Array, axis: int, position: int) -> Array:
         """The entries along `axis` that one kernel position meets."""
         begin = position * self.dilation
-        end = begin + (self.count - 1) * self.stride + 1
+        end = begin + (self.outputs - 1) * self.stride + 1
         return lax.slice_in_dim(array, begin, end, self.stride, axis)
 
     def shifts(self, array: Array, axis: int) -> list[Array]:
@@ -183,7 +192,7 @@ class Patches:
     @property
     def length(self) -> int:
         """Number of places t: output positions."""
-        return math.prod(window.count for window in self.windows)
+        return math.prod(window.outputs for window in self.windows)
 
     @property
     def width(self) -> int:
@@ -206,7 +215,7 @@ class Patches:
             zip(self.windows, other.windows, strict=True), 1
         ):
             pairs = zip(mine.shifts(total, i), range(theirs.size), strict=True)
-            total = sum(
+            total = _sum(
                 theirs.shifted(shift, i + len(spatial), position)
                 for shift, position in pairs
             )
@@ -216,7 +225,7 @@ class Patches:
         """Squared norm at each place, float[n, t]."""
         total = jnp.sum(jnp.square(_wide(self.input_NxSxC)), axis=-1)
         for i, window in enumerate(self.windows, 1):
-            total = sum(window.shifts(total, i))
+            total = _sum(window.shifts(total, i))
         return total.reshape(total.shape[0], self.length)
 
     def outer_products(self, right_NxTxP: Array) -> Array:
@@ -250,23 +259,27 @@ class OuterProducts(NamedTuple):
 
     def is_single(self) -> bool:
         """Whether there is one dense product at one place: its norm is |l||r|."""
-        dense = isinstance(self.left, Dense) and isinstance(self.right, Dense)
-        return dense and self.left.length == 1 and self.left.groups == 1
+        return (
+            isinstance(self.left, Dense)
+            and isinstance(self.right, Dense)
+            and self.left.length == self.left.groups == 1
+        )
 
 
 def concatenate(uses: Sequence[OuterProducts]) -> list[OuterProducts]:
     """Joins the uses whose factors are both dense along t; keeps the others."""
-    dense, others = [], []
+    dense: list[tuple[Array, Array]] = []
+    others = []
     for use in uses:
-        is_dense = isinstance(use.left, Dense) and isinstance(use.right, Dense)
-        (dense if is_dense else others).append(use)
+        if isinstance(use.left, Dense) and isinstance(use.right, Dense):
+            dense.append((use.left.array_NxTxK, use.right.array_NxTxK))
+        else:
+            others.append(use)
     if len(dense) < 2:
         return list(uses)
     left, right = (
-        Dense(
-            jnp.concatenate([_wide(factor.array_NxTxK) for factor in factors], axis=1)
-        )
-        for factors in zip(*dense, strict=True)
+        Dense(jnp.concatenate([_wide(array) for array in arrays], axis=1))
+        for arrays in zip(*dense, strict=True)
     )
     return [OuterProducts(left, right), *others]
 
@@ -275,12 +288,11 @@ def _single_norm(use: OuterProducts) -> SquaredNorm:
     assert isinstance(use.left, Dense)
     assert isinstance(use.right, Dense)
     left, right = (
-        jnp.sum(jnp.square(_wide(factor.array_NxTxK.ravel()))) for factor in use
+        jnp.sum(jnp.square(_wide(factor.array_NxTxK.ravel())))
+        for factor in (use.left, use.right)
     )
     value = left * right
-    return SquaredNorm(
-        value, _ROUNDING_UNITS * float(jnp.finfo(value.dtype).eps) * value
-    )
+    return SquaredNorm(value, _rounding_unit(value.dtype) * value)
 
 
 def squared_norm(uses: Sequence[OuterProducts]) -> SquaredNorm:
@@ -307,8 +319,7 @@ def squared_norm(uses: Sequence[OuterProducts]) -> SquaredNorm:
         for use in uses
     ]
     reach = sum(jnp.sum(weight, axis=1) for weight in weights)
-    units = _ROUNDING_UNITS * float(jnp.finfo(dtype).eps)
-    rounding = units * jnp.sum(jnp.square(reach))
+    rounding = _rounding_unit(dtype) * jnp.sum(jnp.square(reach))
     value = jnp.zeros((), dtype)
     for i, first in enumerate(uses):
         for j, second in enumerate(uses[i:], i):

@@ -1,8 +1,8 @@
 """Which way each parameter's norm is computed, decided before anything runs.
 
 Parameters that meet data independently of each other are planned apart. The plan groups
-the leaves into *components* (leaves that reach the same tap operands on their way to the
-data, such as the two factors of `A @ B`), and chooses for each component between
+the leaves into *components* (leaves that reach the same tap operands on their way to
+the data, such as the two factors of `A @ B`), and chooses for each component between
 
 - gram: the squared norm from the factors of the gradient, and the weighted sum of
   gradients by the tap's ordinary transpose over the batch;
@@ -46,7 +46,7 @@ class Use(NamedTuple):
 
     tap: int
     position: int
-    variable: _compat.Var
+    variable: Any
 
 
 @dataclasses.dataclass(frozen=True)

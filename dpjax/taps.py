@@ -8,8 +8,8 @@ what meets at each tap: its data-side operands (the *activations*) and the deriv
 the loss with respect to its outputs (the *cotangents*). Both come from one forward and
 one backward pass in which no parameter gradient is formed:
 
-    loss(params, example) = f(..., tap(parameter_operand, activation) + perturbation, ...)
-    cotangent             = d loss / d perturbation   at perturbation = 0
+    loss      = f(..., tap(parameter_operand, activation) + perturbation, ...)
+    cotangent = d loss / d perturbation   at perturbation = 0
 
 The equations are evaluated as they stand, so whatever derivative rules they carry
 (custom_jvp, custom_vjp) keep applying. For one example only: `jax.vmap` does the batch.
