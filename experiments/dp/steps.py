@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import clipped_grad, privatize
+from dpjax import clipped_grad
 from dpjax.clipping import Method
+from dpjax.transforms import privatize
 
 PyTree = Any
 
@@ -110,8 +111,9 @@ class PrivateStep:
         self.update = jax.jit(update, donate_argnames="state")
 
     def init(self, params: PyTree) -> TrainState:
-        """The state before the first step."""
-        return TrainState(params, self._optimizer.init(params))
+        """The state before the first step; `params` are donated with it."""
+        # Compiled, it gets a copy of the noise key, which donation may then destroy.
+        return TrainState(params, jax.jit(self._optimizer.init)(params))
 
     def __call__(
         self, state: TrainState, data: Data, parts: list[np.ndarray]

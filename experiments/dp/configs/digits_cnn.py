@@ -1,0 +1,20 @@
+"""A private CNN on scikit-learn's digits: under a minute of training, no download."""
+
+import ml_collections
+
+from experiments.dp import train_config
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Returns the config."""
+    return train_config.make(
+        dataset="digits",
+        model="cnn",
+        epsilon=3.0,
+        delta=1e-4,
+        l2_clip_norm=1.0,
+        batch_size=256,
+        num_steps=200,
+        learning_rate=0.5,
+        momentum=0.9,
+    )
