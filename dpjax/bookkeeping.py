@@ -48,16 +48,16 @@ class Records:
 
 
 @dataclasses.dataclass(frozen=True)
-class ComponentNorms:
-    """Per-example squared norms of one component.
+class Norms:
+    """Per-example squared gradient norms.
 
     Attributes:
       squared: for each leaf, values and rounding bounds of shape [B].
-      gradients: for each leaf, per-example gradients [B, ...], if instantiated.
+      gradients: by leaf, per-example gradients [B, ...] where they were formed.
     """
 
-    squared: Sequence[SquaredNorm]
-    gradients: Sequence[jax.Array] | None
+    squared: list[SquaredNorm]
+    gradients: dict[int, jax.Array]
 
 
 def record(
@@ -79,25 +79,60 @@ def record(
     return Records(function, values, outputs, taps, vmap)
 
 
-def component_norms(records: Records, component: Component) -> ComponentNorms:
-    """Per-example squared gradient norms of a component's leaves."""
-    if component.rule is Rule.UNUSED:
-        batch_size = records.outputs[0].shape[0]
-        nothing = jnp.zeros(batch_size, jnp.float32)
-        shapes = [records.function.leaves[i].aval for i in component.leaves]
-        zeros = [jnp.zeros((batch_size, *s.shape), s.dtype) for s in shapes]
-        return ComponentNorms([SquaredNorm(nothing, nothing) for _ in shapes], zeros)
-    taps = [records.taps[use.tap] for use in component.uses]
-    if component.rule is Rule.GRAM:
-        return ComponentNorms(
-            [records.vmap(functools.partial(_gram_norm, records, component))(taps)],
-            None,
-        )
-    gradients = records.vmap(_leaf_gradients(records, component))(taps)
-    values = [records.vmap(squared_sum)(gradient) for gradient in gradients]
-    return ComponentNorms(
-        [SquaredNorm(value, jnp.zeros_like(value)) for value in values], gradients
-    )
+def squared_norms(records: Records, components: Sequence[Component]) -> Norms:
+    """Per-example squared gradient norms of every leaf, each by its planned rule."""
+    formed = [c for c in components if c.rule not in (Rule.GRAM, Rule.UNUSED)]
+    gradients: dict[int, jax.Array] = {}
+    if formed:
+        form = functools.partial(_form_gradients, records, formed)
+        gradients = records.vmap(form)(list(records.taps))
+    nothing = jnp.zeros(records.outputs[0].shape, jnp.float32)
+    squared = [SquaredNorm(nothing, nothing) for _ in records.function.leaves]
+    for leaf, gradient in gradients.items():
+        value = records.vmap(squared_sum)(gradient)
+        squared[leaf] = SquaredNorm(value, jnp.zeros_like(value))
+    for component in components:
+        if component.rule is Rule.GRAM:
+            taps = [records.taps[use.tap] for use in component.uses]
+            norm = functools.partial(_gram_norm, records, component)
+            squared[component.leaves[0]] = records.vmap(norm)(taps)
+    return Norms(squared, gradients)
+
+
+def weighted_sum(
+    records: Records,
+    components: Sequence[Component],
+    norms: Norms,
+    weights: Sequence[jax.Array],
+) -> list[jax.Array]:
+    """Sum over the batch of weight times per-example gradient, for each leaf.
+
+    An example of weight zero contributes nothing, whatever NaN or infinity it holds.
+
+    Args:
+      records: of the batch.
+      components: the plan.
+      norms: from `squared_norms`.
+      weights: for each leaf, weights of shape [B].
+    """
+    variables = records.function.leaves
+    sums = [jnp.zeros_like(records.values[variable]) for variable in variables]
+    for leaf, gradient in norms.gradients.items():
+        sums[leaf] = jnp.sum(_weighted(gradient, weights[leaf]), axis=0)
+    for component in components:
+        if component.rule is Rule.GRAM:
+            (leaf,) = component.leaves
+            sums[leaf] = _transposed_sum(records, component, weights[leaf])
+    return sums
+
+
+def example_gradient(
+    records: Records, components: Sequence[Component], index: jax.Array
+) -> list[jax.Array]:
+    """One example's gradient, formed from what it left at the taps, leaf by leaf."""
+    taps = jax.tree.map(lambda array: array[index], list(records.taps))
+    gradients = _form_gradients(records, components, taps)
+    return [gradients[i] for i in range(len(gradients))]
 
 
 def _gram_norm(
@@ -113,96 +148,73 @@ def _gram_norm(
     return outer_products.squared_norm([OuterProducts(*use) for use in uses])
 
 
-def _leaf_gradients(
-    records: Records, component: Component
-) -> Callable[[Sequence[TapValues]], list[jax.Array]]:
-    """One example's gradients of a component's leaves, as a function of its taps."""
-    pullback = _parameter_pullback(records, component)
+def _form_gradients(
+    records: Records, components: Sequence[Component], taps: Sequence[TapValues]
+) -> dict[int, jax.Array]:
+    """One example's gradients of all leaves of some components, by leaf."""
+    by_tap: dict[int, list[jax.Array]] = {}
 
-    def gradients(taps: Sequence[TapValues]) -> list[jax.Array]:
-        totals: dict[Any, jax.Array] = {}
-        for use, met in zip(component.uses, taps, strict=True):
-            gradient = _operand_gradient(records, use, met)
-            previous = totals.get(use.variable)
-            totals[use.variable] = gradient if previous is None else previous + gradient
-        return pullback([totals[variable] for variable in component.variables])
+    def operand_gradient(use: Use) -> jax.Array:
+        tap = records.function.taps[use.tap]
+        met = taps[use.tap]
+        operands = records.operands(use, met.activations)
+        axes = tuple(range(use.variable.aval.ndim))
+        product = norm_rules.match_product(tap, use.position, axes)
+        if product is not None and product.gradient is not None:
+            return product.gradient(operands, met.cotangents[0])
+        if use.tap not in by_tap:
+            by_tap[use.tap] = norm_rules.generic.gradients(
+                tap, operands, met.cotangents
+            )
+        return by_tap[use.tap][tap.parameter_positions.index(use.position)]
 
-    return gradients
+    found: dict[int, jax.Array] = {}
+    for component in components:
+        totals = _sum_by_variable(component, operand_gradient)
+        gradients = _pull_back(records, component, totals)
+        found.update(zip(component.leaves, gradients, strict=True))
+    return found
 
 
-def _operand_gradient(records: Records, use: Use, met: TapValues) -> jax.Array:
-    tap = records.function.taps[use.tap]
-    operands = records.operands(use, met.activations)
-    ndim = use.variable.aval.ndim
-    product = norm_rules.match_product(tap, use.position, tuple(range(ndim)))
-    if product is not None and product.gradient is not None:
-        return product.gradient(operands, met.cotangents[0])
-    gradients = norm_rules.generic.gradients(tap, operands, met.cotangents)
-    return gradients[tap.parameter_positions.index(use.position)]
+def _sum_by_variable(
+    component: Component, gradient: Callable[[Use], jax.Array]
+) -> list[jax.Array]:
+    """Adds up the gradients of uses of the same value."""
+    totals: dict[Any, jax.Array] = {}
+    for use in component.uses:
+        one = gradient(use)
+        previous = totals.get(use.variable)
+        totals[use.variable] = one if previous is None else previous + one
+    return [totals[variable] for variable in component.variables]
 
 
-def _parameter_pullback(
-    records: Records, component: Component
-) -> Callable[[list[jax.Array]], list[jax.Array]]:
+def _pull_back(
+    records: Records, component: Component, gradients: list[jax.Array]
+) -> list[jax.Array]:
     """From gradients of a component's tap operands to gradients of its leaves."""
     function = records.function
     forward = function.parameter_function(component.variables, records.values)
     leaves = [records.values[function.leaves[i]] for i in component.leaves]
     _, pullback = jax.vjp(forward, leaves)
-    return lambda cotangents: pullback(cotangents)[0]
+    return pullback(gradients)[0]
 
 
-def weighted_sum(
-    records: Records,
-    component: Component,
-    norms: ComponentNorms,
-    weights: Sequence[jax.Array],
-) -> list[jax.Array]:
-    """Sum over the batch of weight times per-example gradient, for each leaf.
-
-    An example of weight zero contributes nothing, whatever NaN or infinity it holds.
-
-    Args:
-      records: of the batch.
-      component: whose leaves to sum.
-      norms: from `component_norms`.
-      weights: for each leaf of the component, weights of shape [B].
-    """
-    if norms.gradients is not None:
-        return [
-            _weighted_sum_of(gradient, weight)
-            for gradient, weight in zip(norms.gradients, weights, strict=True)
-        ]
-    weight = weights[0]
-    totals: dict[Any, jax.Array] = {}
-    for use in component.uses:
-        total = _transposed_tap(records, use, weight)
-        previous = totals.get(use.variable)
-        totals[use.variable] = total if previous is None else previous + total
-    pullback = _parameter_pullback(records, component)
-    return pullback([totals[variable] for variable in component.variables])
-
-
-def _weighted_sum_of(array_B: jax.Array, weight_B: jax.Array) -> jax.Array:
-    return jnp.sum(_weighted(array_B, weight_B), axis=0)
-
-
-def _weighted(array_B: jax.Array, weight_B: jax.Array) -> jax.Array:
-    weight = weight_B.reshape(-1, *[1] * (array_B.ndim - 1)).astype(array_B.dtype)
-    return jnp.where(weight != 0, weight * array_B, jnp.zeros((), array_B.dtype))
-
-
-def _without(array_B: jax.Array, weight_B: jax.Array) -> jax.Array:
-    """The array with examples of weight zero replaced by zeros."""
-    weight = weight_B.reshape(-1, *[1] * (array_B.ndim - 1))
-    return jnp.where(weight != 0, array_B, jnp.zeros((), array_B.dtype))
+def _transposed_sum(
+    records: Records, component: Component, weight_B: jax.Array
+) -> jax.Array:
+    """Weighted gradient sum of a leaf used in products, without forming gradients."""
+    totals = _sum_by_variable(
+        component, lambda use: _transposed_tap(records, use, weight_B)
+    )
+    (gradient,) = _pull_back(records, component, totals)
+    return gradient
 
 
 def _transposed_tap(records: Records, use: Use, weight_B: jax.Array) -> jax.Array:
     """Gradient of a product tap's parameter operand, summed over weighted examples."""
     tap = records.function.taps[use.tap]
     met = records.taps[use.tap]
-    activations = [_without(array, weight_B) for array in met.activations]
+    activations = [_kept(array, weight_B) for array in met.activations]
 
     def batched(parameter: jax.Array) -> jax.Array:
         def one(activations: list[Any]) -> jax.Array:
@@ -212,19 +224,23 @@ def _transposed_tap(records: Records, use: Use, weight_B: jax.Array) -> jax.Arra
 
         return records.vmap(one)(activations)
 
-    _, transpose = jax.vjp(batched, records.values[use.variable])
+    transpose = jax.linear_transpose(batched, records.values[use.variable])
     (gradient,) = transpose(_weighted(met.cotangents[0], weight_B))
     return gradient
 
 
-def example_gradient(
-    records: Records, components: Sequence[Component], index: jax.Array
-) -> list[jax.Array]:
-    """One example's gradient, formed from what it left at the taps, leaf by leaf."""
-    found: dict[int, jax.Array] = {}
-    for component in components:
-        taps = [records.taps[use.tap] for use in component.uses]
-        one = jax.tree.map(lambda array: array[index], taps)
-        gradients = _leaf_gradients(records, component)(one)
-        found.update(zip(component.leaves, gradients, strict=True))
-    return [found[i] for i in range(len(found))]
+def _weighted(array_B: jax.Array, weight_B: jax.Array) -> jax.Array:
+    """Weight times example; zero where the weight is, even if the example is NaN."""
+    weight = weight_B.reshape(-1, *[1] * (array_B.ndim - 1))
+    # Low precision is left for the product: a rounded weight could exceed the bound.
+    wide = jnp.promote_types(array_B.dtype, weight.dtype)
+    weighted = weight.astype(wide) * array_B.astype(wide)
+    return jnp.where(
+        weight != 0, weighted.astype(array_B.dtype), jnp.zeros((), array_B.dtype)
+    )
+
+
+def _kept(array_B: jax.Array, weight_B: jax.Array) -> jax.Array:
+    """The examples as they are; zero where the weight is."""
+    weight = weight_B.reshape(-1, *[1] * (array_B.ndim - 1))
+    return jnp.where(weight != 0, array_B, jnp.zeros((), array_B.dtype))

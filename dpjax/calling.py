@@ -92,7 +92,7 @@ class Convention:
             for i, value in seen["args"].items():
                 given[i] = value
             result = self.fun(*given, **seen["kwargs"])
-            loss, aux = result if self.has_aux else (result, None)
+            loss, aux = _checked_pair(result) if self.has_aux else (result, None)
             return _checked_loss(loss), aux
 
         return Call(
@@ -182,6 +182,15 @@ def _checked_leaf(leaf: Any, path: str) -> jax.Array:
             "in another argument or make it floating point"
         )
     return array
+
+
+def _checked_pair(result: Any) -> tuple[Any, PyTree]:
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise TypeError(
+            f"fun returned a {type(result).__name__}, but with has_aux=True it must "
+            "return a pair (loss, aux)"
+        )
+    return result[0], result[1]
 
 
 def _checked_loss(loss: Any) -> jax.Array:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import bookkeeping, per_example, reweighting, tracing
-from dpjax.bookkeeping import ComponentNorms, Records
 from dpjax.calling import Call, Convention
 from dpjax.clip_factors import Clipping
 from dpjax.outer_products import SquaredNorm
@@ -187,10 +186,10 @@ def clipped_grad(
       >>> loss = lambda w, x: 0.5 * jnp.mean((x @ w) ** 2)
       >>> grad_fn = clipped_grad(loss, l2_clip_norm=1.0, return_grad_norms=True)
       >>> total, aux = grad_fn(jnp.ones(2), jnp.array([[3.0, 4.0], [0.1, 0.0]]))
-      >>> aux.grad_norms.round(2)
-      Array([35.  ,  0.01], dtype=float32)
-      >>> total.round(2)
-      Array([0.61, 0.8 ], dtype=float32)
+      >>> [round(float(norm), 2) for norm in aux.grad_norms]
+      [35.0, 0.01]
+      >>> [round(float(entry), 2) for entry in total]
+      [0.61, 0.8]
 
     Args:
       fun: returns a scalar loss, or `(loss, aux)` with `has_aux`.
@@ -349,12 +348,13 @@ def _checked_mask(mask: Any, batch_size: int) -> jax.Array:
     if mask is None:
         return jnp.zeros(batch_size, bool)
     mask = jnp.asarray(mask)
-    if mask.shape != (batch_size,) or mask.dtype != bool:
+    is_flag = jnp.issubdtype(mask.dtype, jnp.integer) or mask.dtype == bool
+    if mask.shape != (batch_size,) or not is_flag:
         raise ValueError(
             f"is_padding_example is {mask.dtype}{list(mask.shape)}, but must be "
             f"bool[{batch_size}]: one entry for each example"
         )
-    return mask
+    return mask.astype(bool)
 
 
 def _sum_batch(settings: _Settings, call: Call, is_padding: jax.Array) -> ClippedBatch:
@@ -373,7 +373,7 @@ def _sum_batch(settings: _Settings, call: Call, is_padding: jax.Array) -> Clippe
         return _sum_by_taps(settings, method, call, traced, examples, is_padding)
 
     size = settings.microbatch_size
-    if size is None:
+    if size is None or call.batch_size == 0:
         return sum_part(call.examples, is_padding)
     kinds = optax.microbatching.AccumulationType
     return optax.microbatching.microbatch(
@@ -405,19 +405,15 @@ def _sum_by_taps(
     records = bookkeeping.record(
         traced.function, call.leaves, [anchor, *examples], settings.vmap
     )
-    norms = [
-        bookkeeping.component_norms(records, component)
-        for component in traced.components
-    ]
+    norms = bookkeeping.squared_norms(records, traced.components)
     groups = settings.clipping.groups(
         jax.tree.unflatten(call.parameter_tree, call.leaves)
     )
-    per_leaf = _by_leaf(traced, [n.squared for n in norms])
     nothing = SquaredNorm(jnp.zeros_like(anchor), jnp.zeros_like(anchor))
     squared = [
         _sum_norms(
             [nothing]
-            + [n for n, mine in zip(per_leaf, groups, strict=True) if mine == k]
+            + [n for n, mine in zip(norms.squared, groups, strict=True) if mine == k]
         )
         for k in range(len(settings.clipping.bounds))
     ]
@@ -436,7 +432,9 @@ def _sum_by_taps(
     if method == "reweight":
         leaves = reweighting.weighted_sum(call, examples, factors[0], settings.vmap)
     else:
-        leaves = _bookkeeping_sum(records, traced, norms, factors, groups)
+        leaves = bookkeeping.weighted_sum(
+            records, traced.components, norms, [factors[group] for group in groups]
+        )
     if settings.dtype is not None:
         leaves = [leaf.astype(settings.dtype) for leaf in leaves]
 
@@ -466,29 +464,3 @@ def _sum_norms(norms: Sequence[SquaredNorm]) -> SquaredNorm:
         for parts in zip(*norms, strict=True)
     )
     return SquaredNorm(value, rounding)
-
-
-def _by_leaf(traced: Traced, per_component: Sequence[Sequence[Any]]) -> list[Any]:
-    """Reorders what each component holds for its leaves into the leaves' order."""
-    found = {
-        leaf: value
-        for component, values in zip(traced.components, per_component, strict=True)
-        for leaf, value in zip(component.leaves, values, strict=True)
-    }
-    return [found[i] for i in range(len(found))]
-
-
-def _bookkeeping_sum(
-    records: Records,
-    traced: Traced,
-    norms: Sequence[ComponentNorms],
-    factors: Sequence[jax.Array],
-    groups: Sequence[int],
-) -> list[jax.Array]:
-    sums = [
-        bookkeeping.weighted_sum(
-            records, component, norm, [factors[groups[i]] for i in component.leaves]
-        )
-        for component, norm in zip(traced.components, norms, strict=True)
-    ]
-    return _by_leaf(traced, sums)
