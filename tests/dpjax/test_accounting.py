@@ -221,10 +221,10 @@ def test_last_order_is_a_warned_bound():
     assert 0 < value < 1e-7
 
 
-_SIGMAS = st.floats(0.5, 20)
+_SIGMAS = st.floats(1, 20)
 _PROBABILITIES = st.floats(1e-4, 1)
-_STEPS = st.integers(1, 20_000)
-_DELTAS = st.floats(1e-12, 0.5)
+_STEPS = st.integers(1, 2_000)
+_DELTAS = st.floats(1e-12, 1e-3)
 
 
 @settings(max_examples=25)
