@@ -7,8 +7,6 @@ the mean gradient of the batch and the same optimizer.
 """
 
 import dataclasses
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,21 +18,26 @@ import optax
 from ml_collections import config_flags
 
 from experiments import command_line
-from experiments.dp import optimizers, train_config
+from experiments.dp import optimizers, timing, train_config
 from experiments.dp.plan import Plan, make_plan
 from experiments.dp.steps import Data, TrainState
 from experiments.dp.train_config import TrainConfig
 
-ROUNDS, STEPS_PER_ROUND = 11, 10
-
-Step = Callable[[TrainState], tuple[TrainState, Any]]
+ROUNDS, ROUND_SECONDS = 11, 0.05
 
 
 class StepTimes(NamedTuple):
-    """Medians over rounds, in seconds per step."""
+    """Medians over rounds.
+
+    Attributes:
+      private: Seconds per step.
+      non_private: Seconds per step.
+      ratio: See `timing.paired_ratio`.
+    """
 
     private: float
     non_private: float
+    ratio: float
 
 
 def main() -> None:
@@ -46,7 +49,7 @@ def main() -> None:
     times = measure(plan)
     print(
         f"Private step {1e3 * times.private:.2f} ms, non-private step "
-        f"{1e3 * times.non_private:.2f} ms: {times.private / times.non_private:.2f} "
+        f"{1e3 * times.non_private:.2f} ms: {times.ratio:.2f} "
         f"times the non-private time ({config.model}, {plan.physical_batch_size} "
         f"examples, medians of {ROUNDS} interleaved rounds)"
     )
@@ -66,17 +69,30 @@ def measure(plan: Plan) -> StepTimes:
     )
     non_private_step = _non_private_step(plan.model, optimizer)
     params = plan.init_params(seed=0)
-    private, non_private = _interleaved(
-        (
-            lambda state: private_step(state, data, [indices_B]),
-            private_step.init(params),
-        ),
-        (
-            lambda state: non_private_step(state, data, indices_B),
-            TrainState(plan.init_params(seed=0), optimizer.init(params)),
-        ),
+    non_private_state = TrainState(params, jax.jit(optimizer.init)(params))
+    seconds = timing.interleaved(
+        {
+            "private": _warmed_up(
+                lambda state: private_step(state, data, [indices_B])[0],
+                private_step.init(plan.init_params(seed=0)),
+            ),
+            "non_private": _warmed_up(
+                lambda state: non_private_step(state, data, indices_B)[0],
+                non_private_state,
+            ),
+        }
     )
-    return StepTimes(private, non_private)
+    return StepTimes(
+        timing.spread(seconds["private"]).median,
+        timing.spread(seconds["non_private"]).median,
+        timing.paired_ratio(seconds["private"], seconds["non_private"]).median,
+    )
+
+
+def _warmed_up(
+    step: Callable[[TrainState], TrainState], state: TrainState
+) -> timing.TimedStep:
+    return timing.warmed_up(step, state, rounds=ROUNDS, round_seconds=ROUND_SECONDS)
 
 
 def _non_private_step(
@@ -97,23 +113,6 @@ def _non_private_step(
         return TrainState(optax.apply_updates(state.params, updates), opt_state), loss
 
     return jax.jit(step, donate_argnums=0)
-
-
-def _interleaved(*runs: tuple[Step, TrainState]) -> list[float]:
-    """Median seconds per step of each of several steps, taken in turn."""
-    steps, states = [step for step, _ in runs], [state for _, state in runs]
-    seconds: list[list[float]] = [[] for _ in runs]
-    for i, step in enumerate(steps):
-        states[i], _ = step(states[i])
-    for _ in range(ROUNDS):
-        for i, step in enumerate(steps):
-            jax.block_until_ready(states[i])
-            start = time.perf_counter()
-            for _ in range(STEPS_PER_ROUND):
-                states[i], _ = step(states[i])
-            jax.block_until_ready(states[i])
-            seconds[i].append((time.perf_counter() - start) / STEPS_PER_ROUND)
-    return [statistics.median(s) for s in seconds]
 
 
 if __name__ == "__main__":

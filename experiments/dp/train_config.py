@@ -1,18 +1,17 @@
 """The keys of a training config: their types, defaults and limits."""
 
 import dataclasses
-import difflib
 import math
-import types
 import typing
 from collections.abc import Set
 from typing import Any
 
 import ml_collections
-from ml_collections import config_dict
 
 from dpjax.clipping import Method
+from experiments import typed_config
 from experiments.errors import UsageError
+from experiments.typed_config import expect
 
 METHODS = typing.get_args(Method)
 
@@ -73,15 +72,7 @@ def make(**values: Any) -> ml_collections.ConfigDict:
       >>> make(num_steps=5).num_steps
       5
     """
-    config = ml_collections.ConfigDict()
-    for field in dataclasses.fields(TrainConfig):
-        config[field.name] = (
-            config_dict.placeholder(_plain_type(field.name))
-            if field.default is None
-            else field.default
-        )
-    config.update(values)
-    return config
+    return typed_config.make(TrainConfig, **values)
 
 
 def parse(
@@ -98,11 +89,11 @@ def parse(
       UsageError: Names the key, its value, what was expected and the remedy.
     """
     values = config.to_dict()
-    _check_keys(values)
+    typed_config.check_keys(TrainConfig, values)
     for ours, other in _EXCLUSIVE:
         if ours in overridden and other not in overridden:
             values[other] = None
-    parsed = TrainConfig(**{k: _checked_type(k, v) for k, v in values.items()})
+    parsed = typed_config.parse(TrainConfig, values)
     _check_privacy(parsed)
     _check_ranges(parsed)
     return parsed
@@ -112,46 +103,6 @@ _EXCLUSIVE = (
     ("epsilon", "noise_multiplier"),
     ("noise_multiplier", "epsilon"),
 )
-
-
-def _plain_type(name: str) -> type:
-    annotation = typing.get_type_hints(TrainConfig)[name]
-    if isinstance(annotation, types.UnionType):
-        return next(t for t in typing.get_args(annotation) if t is not type(None))
-    return annotation
-
-
-def _check_keys(values: dict[str, Any]) -> None:
-    known = [field.name for field in dataclasses.fields(TrainConfig)]
-    for name in values:
-        if name in known:
-            continue
-        close = difflib.get_close_matches(name, known, n=2)
-        hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise UsageError(
-            f"config key {name!r} is unknown: {hint}the keys are {', '.join(known)}"
-        )
-    missing = [name for name in known if name not in values]
-    if missing:
-        raise UsageError(
-            f"the config lacks {', '.join(missing)}: start it from "
-            "experiments.dp.train_config.make()"
-        )
-
-
-def _checked_type(name: str, value: Any) -> Any:
-    expected = _plain_type(name)
-    default = getattr(TrainConfig, name)
-    if value is None and default is None:
-        return None
-    if expected is float and type(value) is int:
-        return float(value)
-    if type(value) is not expected:
-        raise UsageError(
-            f"config.{name}={value!r} is {type(value).__name__}, expected "
-            f"{expected.__name__}: set --config.{name} to one"
-        )
-    return value
 
 
 def _check_privacy(config: TrainConfig) -> None:
@@ -166,30 +117,22 @@ def _check_privacy(config: TrainConfig) -> None:
 
 
 def _check_ranges(config: TrainConfig) -> None:
-    _expect(config, "delta", 0 < config.delta < 1, "0 < delta < 1")
+    expect(config, "delta", 0 < config.delta < 1, "0 < delta < 1")
     if config.epsilon is not None:
         ok = config.epsilon > 0 and math.isfinite(config.epsilon)
-        _expect(config, "epsilon", ok, "a finite number > 0")
+        expect(config, "epsilon", ok, "a finite number > 0")
     if config.noise_multiplier is not None:
         ok = config.noise_multiplier >= 0 and math.isfinite(config.noise_multiplier)
-        _expect(config, "noise_multiplier", ok, "a finite number >= 0")
+        expect(config, "noise_multiplier", ok, "a finite number >= 0")
     for name in ("l2_clip_norm", "learning_rate"):
         value = getattr(config, name)
-        _expect(config, name, 0 < value < math.inf, "a finite number > 0")
-    _expect(config, "momentum", 0 <= config.momentum < 1, "0 <= momentum < 1")
+        expect(config, name, 0 < value < math.inf, "a finite number > 0")
+    expect(config, "momentum", 0 <= config.momentum < 1, "0 <= momentum < 1")
     for name in ("batch_size", "num_steps", "log_interval", "checkpoint_interval"):
-        _expect(config, name, getattr(config, name) >= 1, "an integer >= 1")
+        expect(config, name, getattr(config, name) >= 1, "an integer >= 1")
     if config.physical_batch_size is not None:
         ok = config.physical_batch_size >= 1
-        _expect(config, "physical_batch_size", ok, "an integer >= 1")
+        expect(config, "physical_batch_size", ok, "an integer >= 1")
     if config.seed is not None:
-        _expect(config, "seed", config.seed >= 0, "an integer >= 0")
-    _expect(config, "method", config.method in METHODS, f"one of {', '.join(METHODS)}")
-
-
-def _expect(config: TrainConfig, name: str, ok: bool, expected: str) -> None:
-    if not ok:
-        raise UsageError(
-            f"config.{name}={getattr(config, name)!r}, expected {expected}: change "
-            f"--config.{name}"
-        )
+        expect(config, "seed", config.seed >= 0, "an integer >= 0")
+    expect(config, "method", config.method in METHODS, f"one of {', '.join(METHODS)}")
