@@ -239,16 +239,24 @@ class Patches:
         rows = jnp.concatenate(
             last.shifts(self.input_NxSxC, len(self.windows)), axis=-1
         )
-        arrays = [rows]
-        for i, window in enumerate(outer, 1):
-            arrays = [shift for array in arrays for shift in window.shifts(array, i)]
         width = last.size * channels
-        products = [
-            jnp.einsum("ntc,ntp->ncp", array.reshape(groups, -1, width), right_NxTxP)
-            for array in arrays
-        ]
+
+        def product(position: tuple[Array, ...]) -> Array:
+            array = rows
+            for i, (window, index) in enumerate(zip(outer, position, strict=True), 1):
+                span = (window.outputs - 1) * window.stride + 1
+                begin = index * window.dilation
+                array = lax.dynamic_slice_in_dim(array, begin, span, i)
+                array = lax.slice_in_dim(array, 0, span, window.stride, i)
+            flat = array.reshape(groups, -1, width)
+            return jnp.einsum("ntc,ntp->ncp", flat, right_NxTxP)
+
+        positions = jnp.meshgrid(
+            *(jnp.arange(window.size) for window in outer), indexing="ij"
+        )
+        products = lax.map(product, tuple(index.ravel() for index in positions))
         sizes = [window.size for window in self.windows]
-        return jnp.stack(products, axis=1).reshape(groups, *sizes, channels, -1)
+        return jnp.moveaxis(products, 0, 1).reshape(groups, *sizes, channels, -1)
 
 
 class OuterProducts(NamedTuple):
