@@ -63,8 +63,8 @@ def run(tmp_path):
         (["--config=broken.py"], "error: the config file failed: SyntaxError"),
         (
             ["--config=config.py", "--config.step=4"],
-            "error: config key 'step' is unknown: did you mean steps? the keys are steps, "
-            "rate, mode",
+            "error: config key 'step' is unknown: did you mean steps? the keys are "
+            "steps, rate, mode",
         ),
         (
             ["--config=config.py", "--config.zzz=4"],

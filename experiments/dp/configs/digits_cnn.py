@@ -13,8 +13,10 @@ def get_config() -> ml_collections.ConfigDict:
         epsilon=3.0,
         delta=1e-4,
         l2_clip_norm=1.0,
-        batch_size=256,
-        num_steps=200,
-        learning_rate=0.5,
+        batch_size=512,
+        num_steps=60,
+        learning_rate=0.25,
         momentum=0.9,
+        log_interval=5,
+        checkpoint_interval=20,
     )

@@ -18,9 +18,9 @@ def get_config() -> ml_collections.ConfigDict:
         delta=1e-5,
         l2_clip_norm=0.1,
         batch_size=2048,
-        num_steps=1200,
+        num_steps=1170,
         learning_rate=4.0,
         momentum=0.9,
-        log_interval=30,
-        checkpoint_interval=60,
+        log_interval=39,
+        checkpoint_interval=78,
     )
