@@ -1,4 +1,4 @@
-"""The picture of one run."""
+"""The picture of one training run, and how pictures are saved."""
 
 import os
 import pathlib
@@ -32,6 +32,11 @@ def accuracy_and_epsilon(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> 
     right.set_ylim(bottom=0)
     lines = left.get_lines() + right.get_lines()
     left.legend(lines, [str(line.get_label()) for line in lines], loc="lower right")
+    save(figure, path)
+
+
+def save(figure: matplotlib.figure.Figure, path: pathlib.Path) -> None:
+    """Replaces the file at `path` by a PNG, whole or not at all."""
     partial = path.with_name(path.name + ".partial")
     figure.savefig(partial, format="png", dpi=150)
     os.replace(partial, path)

@@ -75,17 +75,13 @@ def claim(folder: pathlib.Path, config: dict[str, Any]) -> None:
     """
     path = folder / CONFIG
     if not path.exists():
-        foreign = sorted(
-            entry.name
-            for entry in folder.iterdir()
-            if entry.name not in (LOCK, CONFIG + _PARTIAL)
-        )
+        foreign = _contents(folder)
         if foreign:
             raise UsageError(
                 f"config.out={str(folder)!r} holds {foreign[0]!r} but no {CONFIG}, so "
                 "it is not a run folder: give another --config.out"
             )
-        write_atomically(path, json.dumps(config, indent=2) + "\n")
+        _write_config(folder, config)
         return
     try:
         before = json.loads(path.read_text())
@@ -105,6 +101,31 @@ def claim(folder: pathlib.Path, config: dict[str, Any]) -> None:
             f"config.out={str(folder)!r} holds a run with {changes}: give another "
             "--config.out, or the same config to continue that run"
         )
+
+
+def claim_empty(folder: pathlib.Path, config: dict[str, Any]) -> None:
+    """Writes config.json into an empty folder, for runs that are never continued.
+
+    Raises:
+      UsageError: The folder holds something. Nothing was changed in it.
+    """
+    contents = _contents(folder)
+    if contents:
+        raise UsageError(
+            f"config.out={str(folder)!r} holds {contents[0]!r}, expected an empty or a "
+            "new folder: give another --config.out"
+        )
+    _write_config(folder, config)
+
+
+def _contents(folder: pathlib.Path) -> list[str]:
+    """What is in `folder` beside the traces of a start that got no further."""
+    ours = (LOCK, CONFIG + _PARTIAL)
+    return sorted(e.name for e in folder.iterdir() if e.name not in ours)
+
+
+def _write_config(folder: pathlib.Path, config: dict[str, Any]) -> None:
+    write_atomically(folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
