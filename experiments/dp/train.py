@@ -58,16 +58,13 @@ def train(config: TrainConfig) -> pathlib.Path:
 
 def _train_in(folder: pathlib.Path, plan: Plan) -> None:
     checkpoints = Checkpoints(folder / run_folder.CHECKPOINTS)
-    try:
-        progress = _progress(folder, plan.config, checkpoints)
-        loop = Loop(folder, plan, checkpoints, progress)
-        if progress.step == plan.config.num_steps:
-            print(f"Already finished: {progress.step} steps in {folder}")
-            return
-        _announce(plan, progress.step)
-        loop.finish()
-    finally:
-        checkpoints.close()
+    progress = _progress(folder, plan.config, checkpoints)
+    loop = Loop(folder, plan, checkpoints, progress)
+    if progress.step == plan.config.num_steps:
+        print(f"Already finished: {progress.step} steps in {folder}")
+        return
+    _announce(plan, progress.step)
+    loop.finish()
 
 
 def _progress(

@@ -1,3 +1,5 @@
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +20,7 @@ def make_state(fill=0.5, size=3):
 
 @pytest.fixture
 def checkpoints(tmp_path):
-    opened = Checkpoints(tmp_path)
-    yield opened
-    opened.close()
+    return Checkpoints(tmp_path)
 
 
 def progress(step):
@@ -70,30 +70,75 @@ def cut_short(folder):
     path.write_bytes(path.read_bytes()[:100])
 
 
+def lose_a_file(folder):
+    largest_file(folder / "state").unlink()
+
+
+def add_a_file(folder):
+    (folder / "state" / "more").write_text("rubbish")
+
+
 def fill_with_rubbish(folder):
     for path in folder.rglob("*"):
         if path.is_file():
             path.write_text("rubbish")
 
 
-def replace_progress(folder):
-    (folder / "progress" / "metadata").write_text('{"weights": 1}')
+def lose_the_progress(folder):
+    (folder / "progress.json").unlink()
+
+
+def progress_of_something_else(folder):
+    (folder / "progress.json").write_text('{"weights": 1}')
+
+
+def progress_is_a_list(folder):
+    (folder / "progress.json").write_text("[]")
 
 
 @pytest.mark.parametrize(
-    "damage", [flip_a_bit, cut_short, fill_with_rubbish, replace_progress]
+    "damage",
+    [
+        flip_a_bit,
+        cut_short,
+        lose_a_file,
+        add_a_file,
+        fill_with_rubbish,
+        lose_the_progress,
+        progress_of_something_else,
+        progress_is_a_list,
+    ],
 )
-def test_damage_is_one_error_with_the_way_out(tmp_path, damage):
+def test_damage_is_one_error_with_the_way_out(checkpoints, tmp_path, damage):
     for step in (3, 6):
-        writer = Checkpoints(tmp_path)
-        writer.save(progress(step), make_state(size=40, fill=0.1))
-        writer.close()
+        checkpoints.save(progress(step), make_state(size=40))
     damage(tmp_path / "step_6")
-    reader = Checkpoints(tmp_path)
-    with pytest.raises(RunError, match=r"step_6 is .*delete that folder.* step 3") as e:
-        reader.restore(make_state(size=40))
-    assert "\n" not in str(e.value)
-    reader.close()
+    message = r"step_6 is damaged.*delete that folder to continue from step 3"
+    for read in (
+        checkpoints.progress,
+        lambda: checkpoints.restore(make_state(size=40)),
+    ):
+        with pytest.raises(RunError, match=message) as error:
+            read()
+        assert "\n" not in str(error.value)
+
+
+def test_the_way_out_works(checkpoints, tmp_path):
+    for step in (3, 6):
+        checkpoints.save(progress(step), make_state(fill=step))
+    shutil.rmtree(tmp_path / "step_6")
+    assert checkpoints.progress() == progress(3)
+    assert float(checkpoints.restore(make_state()).params["b"][0]) == 3
+
+
+def test_killed_while_saving(checkpoints, tmp_path):
+    checkpoints.save(progress(3), make_state())
+    (tmp_path / "step_6.partial" / "state").mkdir(parents=True)
+    (tmp_path / "step_6.partial" / "state" / "half").write_text("a checkp")
+    assert checkpoints.latest_step() == 3
+    checkpoints.save(progress(6), make_state())
+    assert checkpoints.progress() == progress(6)
+    assert checkpoints.restore(make_state()).params["b"].tolist() == [0.5, 0.5]
 
 
 def test_state_of_another_model(checkpoints):

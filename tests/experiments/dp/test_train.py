@@ -48,7 +48,6 @@ def final_params(folder):
     like = made.private_step(config.seed).init(made.init_params(config.seed))
     checkpoints = Checkpoints(folder / "checkpoints")
     progress, state = checkpoints.progress(), checkpoints.restore(like)
-    checkpoints.close()
     assert progress.step == config.num_steps
     params = {
         jax.tree_util.keystr(path): np.asarray(leaf)
@@ -213,7 +212,7 @@ def test_killed_run_ends_like_the_whole_one(finished, tmp_path):
 
 def test_damaged_checkpoint_is_refused(tmp_path):
     folder = stopped_at(tmp_path / "run", 7)
-    (folder / "checkpoints" / "step_6" / "progress" / "metadata").write_text("{")
+    (folder / "checkpoints" / "step_6" / "progress.json").write_text("{")
     before = contents(folder)
     with pytest.raises(RunError, match=r"step_6 is damaged .* continue from step 3"):
         train.train(config_in(folder))

@@ -9,8 +9,9 @@ from experiments.dp import train_config
 from experiments.dp.train_config import TrainConfig
 from experiments.errors import UsageError
 
+FOLDER = pathlib.Path(train_config.__file__).parent / "configs"
 CONFIGS = sorted(
-    (pathlib.Path(train_config.__file__).parent / "configs").glob("[!_]*.py")
+    path for path in FOLDER.glob("*.py") if "train_config.make(" in path.read_text()
 )
 
 
