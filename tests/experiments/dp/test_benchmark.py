@@ -77,7 +77,7 @@ def small_models(monkeypatch):
 
 @pytest.fixture(autouse=True, scope="module")
 def cheap_compilation():
-    before = jax.config.jax_disable_most_optimizations
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
