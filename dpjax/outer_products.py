@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 Array: TypeAlias = jax.Array
@@ -241,21 +242,20 @@ class Patches:
         )
         width = last.size * channels
 
-        def product(position: tuple[Array, ...]) -> Array:
+        def product(position: Array) -> Array:
             array = rows
-            for i, (window, index) in enumerate(zip(outer, position, strict=True), 1):
+            for i, window in enumerate(outer, 1):
                 span = (window.outputs - 1) * window.stride + 1
-                begin = index * window.dilation
+                begin = position[i - 1] * window.dilation
                 array = lax.dynamic_slice_in_dim(array, begin, span, i)
                 array = lax.slice_in_dim(array, 0, span, window.stride, i)
             flat = array.reshape(groups, -1, width)
             return jnp.einsum("ntc,ntp->ncp", flat, right_NxTxP)
 
-        positions = jnp.meshgrid(
-            *(jnp.arange(window.size) for window in outer), indexing="ij"
-        )
-        products = lax.map(product, tuple(index.ravel() for index in positions))
         sizes = [window.size for window in self.windows]
+        positions = np.array([*np.ndindex(*sizes[:-1])], np.int32)
+        count = math.prod(sizes[:-1])
+        products = lax.map(product, jnp.asarray(positions.reshape(count, len(outer))))
         return jnp.moveaxis(products, 0, 1).reshape(groups, *sizes, channels, -1)
 
 
