@@ -424,11 +424,15 @@ def _sum_by_taps(
             for s in squared
         ],
     )
+    # An infinite norm, not a zero factor, leaves an example out: with the division
+    # last, XLA computes factors once and not again inside every product they weight.
+    left_out = is_padding | is_uncertain
     factors = settings.clipping.factors(
-        [jnp.sqrt(jnp.maximum(s.value, 0) + s.rounding) for s in squared]
+        [
+            jnp.where(left_out, jnp.inf, jnp.sqrt(jnp.maximum(s.value, 0) + s.rounding))
+            for s in squared
+        ]
     )
-    factors = [jnp.where(is_padding | is_uncertain, 0, factor) for factor in factors]
-    factors = list(jax.lax.optimization_barrier(tuple(factors)))
     if method == "reweight":
         leaves = reweighting.weighted_sum(call, examples, factors[0], settings.vmap)
     else:
