@@ -35,6 +35,7 @@ class BenchmarkConfig:
     methods: tuple[str, ...] = tuple(METHODS)
     repetitions: int = 31
     slow_methods: tuple[str, ...] = (
+        "vmap",
         "jax_privacy",
         "one_by_one_loop",
         "one_by_one_scan",
