@@ -17,6 +17,8 @@ import shutil
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from experiments.dp.steps import TrainState
@@ -101,10 +103,12 @@ class Checkpoints:
         arrays = _without_typed_keys(like)
         if self._checked_record(step)["arrays"] != _describe(arrays):
             raise self._unusable(step, "its arrays are not those of this model")
-        target = jax.tree.map(ocp.utils.to_shape_dtype_struct, arrays)
         with ocp.StandardCheckpointer() as checkpointer:
             path = self._folder / f"step_{step}" / _STATE
-            return _with_typed_keys(like, checkpointer.restore(path, target))
+            restored = checkpointer.restore(path, jax.tree.map(np.asarray, arrays))
+        # Orbax would commit arrays to a device, for which JAX compiles another program
+        # than for those of a fresh run.
+        return _with_typed_keys(like, jax.tree.map(jnp.asarray, restored))
 
     def _steps(self) -> list[int]:
         if not self._folder.is_dir():

@@ -38,6 +38,8 @@ def test_what_is_saved_comes_back(checkpoints):
         if jax.dtypes.issubdtype(old.dtype, jax.dtypes.prng_key):
             old, new = jax.random.key_data(old), jax.random.key_data(new)
         np.testing.assert_array_equal(old, new)
+        # Else a resumed run would compile, and run, another program.
+        assert new.committed == old.committed
 
 
 def test_the_newest_counts_and_few_are_kept(checkpoints, tmp_path):
