@@ -21,8 +21,8 @@ DONE, FAILED, WRONG_USAGE = 0, 1, 2
 def run(main: Callable[[], None], config_keys: Sequence[str]) -> None:
     """Parses the flags, calls `main` and exits with the right code.
 
-    `UsageError` and `RunError` become one line on stderr. Any other exception is a
-    defect of the program and keeps its traceback.
+    `UsageError`, `RunError` and `OSError` become one line on stderr. Any other
+    exception is a defect of the program and keeps its traceback.
 
     Args:
       main: The program.
@@ -105,7 +105,8 @@ def _guarded(main: Callable[[], None]) -> int:
     except UsageError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return WRONG_USAGE
-    except RunError as error:
+    except (RunError, OSError) as error:
+        # The system's errors (disk full, no permission) name the file themselves.
         print(f"error: {one_line(error)}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:

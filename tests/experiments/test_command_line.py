@@ -18,6 +18,8 @@ def main():
     config = command_line.load_config()
     if config.mode == "fails":
         raise RunError("the disk\\nis full")
+    if config.mode == "no_file":
+        open("nowhere/file", "w")
     if config.mode == "interrupted":
         raise KeyboardInterrupt
     if config.mode == "defect":
@@ -101,7 +103,11 @@ def test_a_good_command_line(run):
 
 @pytest.mark.parametrize(
     ("mode", "message"),
-    [("fails", "error: the disk is full\n"), ("interrupted", "error: interrupted\n")],
+    [
+        ("fails", "error: the disk is full\n"),
+        ("no_file", "error: [Errno 2] No such file or directory: 'nowhere/file'\n"),
+        ("interrupted", "error: interrupted\n"),
+    ],
 )
 def test_failure_is_one_line_and_code_1(run, mode, message):
     result = run("--config=config.py", f"--config.mode={mode}")
