@@ -45,6 +45,7 @@ outputs has none. Give every transform a key of its own.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -53,6 +54,9 @@ import numpy as np
 import optax
 
 from dpjax.clip_factors import Clipping, squared_sum
+
+# Standard normals drawn at once for several leaves: 16 MiB of them.
+_DRAW_SIZE = 2**22
 
 _Leaves = list[tuple[Any, jax.Array]]
 
@@ -276,16 +280,45 @@ def _noisy_means(
     normalize_by: jax.typing.ArrayLike,
 ) -> list[jax.Array]:
     """Returns (sum + noise) / normalize_by for every leaf, in at least float32."""
-    keys = jax.random.split(jax.random.fold_in(state.key, state.step), len(sums))
+    for x in sums:
+        _check_device_axes(x, state.key)
+    step_key = jax.random.fold_in(state.key, state.step)
 
-    def noisy_mean(x: jax.Array, key: jax.Array) -> jax.Array:
-        _check_device_axes(x, key)
+    def mean(x: jax.Array, normal: jax.Array | None) -> jax.Array:
         dtype = _wide(x.dtype)
-        scale = jnp.asarray(noise_multiplier, dtype) * jnp.asarray(sensitivity, dtype)
-        noise = scale * jax.random.normal(key, x.shape, dtype)
-        return (x.astype(dtype) + noise) / jnp.asarray(normalize_by, dtype)
+        x = x.astype(dtype)
+        if normal is not None:
+            scale = jnp.asarray(noise_multiplier, dtype)
+            x = x + scale * jnp.asarray(sensitivity, dtype) * normal
+        return x / jnp.asarray(normalize_by, dtype)
 
-    return [noisy_mean(x, keys[i]) for i, x in enumerate(sums)]
+    if _concrete(noise_multiplier) == 0:
+        return [mean(x, None) for x in sums]
+    return list(map(mean, sums, _standard_normals(step_key, sums)))
+
+
+def _standard_normals(key: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
+    """Independent standard normals shaped like the leaves, in at least float32.
+
+    Small leaves share one draw, since every draw takes about half a second to compile;
+    large ones have their own, so that no temporary array is larger than a leaf.
+    """
+    draws: list[list[int]] = []
+    for i, leaf in enumerate(like):
+        fits = draws and sum(like[j].size for j in draws[-1]) + leaf.size <= _DRAW_SIZE
+        if fits and _wide(like[draws[-1][0]].dtype) == _wide(leaf.dtype):
+            draws[-1].append(i)
+        else:
+            draws.append([i])
+    normals: list[jax.Array] = []
+    for draw_key, draw in zip(jax.random.split(key, len(draws)), draws, strict=True):
+        sizes = [like[i].size for i in draw]
+        flat = jax.random.normal(draw_key, (sum(sizes),), _wide(like[draw[0]].dtype))
+        parts = jnp.split(flat, np.cumsum(sizes)[:-1])
+        normals += [
+            part.reshape(like[i].shape) for i, part in zip(draw, parts, strict=True)
+        ]
+    return normals
 
 
 def _wide(dtype: Any) -> Any:

@@ -99,7 +99,9 @@ def _measure(
             for batch_size in config.batch_sizes:
                 where = f"{name}, batch {batch_size}"
                 batch = benchmark_methods.random_batch(config.image_shape, batch_size)
-                problem = benchmark_methods.make_problem(model, batch)
+                problem = benchmark_methods.make_problem(
+                    model, batch, config.noise_multiplier
+                )
 
                 def on_measured(what: str, where: str = where) -> None:
                     progress_bar.set_description_str(f"{where}, {what}", refresh=False)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 from typing import Any
 
 import ml_collections
@@ -20,6 +21,8 @@ class BenchmarkConfig:
       models: Names of `experiments.models.classifiers`.
       batch_sizes: Examples per step; lower them for a small machine.
       image_shape: Height, width and channels of the random images.
+      noise_multiplier: Of the private steps; 0 leaves the noise out, whose cost is the
+        same for every method, and shows the cost of clipping alone.
       methods: What is compared; the non-private step is measured in any case.
       repetitions: Rounds of each method.
       slow_methods: These take part in `slow_repetitions` rounds only.
@@ -32,6 +35,7 @@ class BenchmarkConfig:
     models: tuple[str, ...] = ("mlp", "cnn")
     batch_sizes: tuple[int, ...] = (128,)
     image_shape: tuple[int, ...] = (28, 28, 1)
+    noise_multiplier: float = 1.0
     methods: tuple[str, ...] = tuple(METHODS)
     repetitions: int = 31
     slow_methods: tuple[str, ...] = (
@@ -90,6 +94,8 @@ def parse(config: ml_collections.ConfigDict) -> BenchmarkConfig:
     expect(parsed, "batch_sizes", ok, "integers >= 1")
     ok = len(parsed.image_shape) == 3 and min(parsed.image_shape) >= 1
     expect(parsed, "image_shape", ok, "height, width and channels >= 1")
+    ok = 0 <= parsed.noise_multiplier < math.inf
+    expect(parsed, "noise_multiplier", ok, "a finite number >= 0")
     ok = 0 < parsed.round_seconds <= 60
     expect(parsed, "round_seconds", ok, "0 < round_seconds <= 60")
     return parsed

@@ -28,7 +28,6 @@ ClippedSum = Callable[[PyTree, Data], PyTree]
 
 NON_PRIVATE = "nonprivate"
 NUM_CLASSES = 10
-NOISE_MULTIPLIER = 1.0
 # So small that what a step meets does not change while it is timed.
 LEARNING_RATE = 1e-4
 
@@ -42,12 +41,14 @@ class Problem:
       params: The parameters.
       batch: The examples.
       l2_clip_norm: The median of the gradients' norms, so that half are clipped.
+      noise_multiplier: Of the private steps; 0 leaves the noise out.
     """
 
     loss: Loss
     params: PyTree
     batch: Data
     l2_clip_norm: float
+    noise_multiplier: float
 
     @property
     def batch_size(self) -> int:
@@ -97,7 +98,7 @@ class Method:
     clipped_sum: Callable[[Loss, float], ClippedSum] | None
 
 
-def make_problem(model: nn.Module, batch: Data) -> Problem:
+def make_problem(model: nn.Module, batch: Data, noise_multiplier: float) -> Problem:
     """Puts a problem together from a classifier and labelled images."""
 
     def loss(params: PyTree, batch: Data) -> jax.Array:
@@ -116,7 +117,8 @@ def make_problem(model: nn.Module, batch: Data) -> Problem:
         return jax.lax.map(grad_norm, jnp.arange(len(batch.labels_N)))
 
     norms_B = np.asarray(grad_norms(params, batch))
-    return Problem(loss, params, batch, float(np.median(norms_B)))
+    l2_clip_norm = float(np.median(norms_B))
+    return Problem(loss, params, batch, l2_clip_norm, noise_multiplier)
 
 
 def random_batch(image_shape: tuple[int, ...], batch_size: int) -> Data:
@@ -278,7 +280,7 @@ def _whole_step(
 def _private_optimizer(problem: Problem) -> optax.GradientTransformation:
     return optax.chain(
         dpjax.privatize(
-            NOISE_MULTIPLIER,
+            problem.noise_multiplier,
             problem.l2_clip_norm,
             problem.batch_size,
             # The images are random, so a known key does no harm.

@@ -59,7 +59,8 @@ _LEGEND = (
     "Steps: medians [quartiles] of interleaved rounds; ratios: medians [quartiles] of "
     "the ratio to the non-private step in the same round. In parentheses: the ratio to "
     "the non-private step. Relative error: of the clipped gradient, against gradients "
-    "clipped one at a time; largest over parameters. Half of the examples are clipped."
+    "clipped one at a time; largest over parameters. Half of the examples are clipped. "
+    "The step noise_only clips nothing: what the noise costs on top of the gradient."
 )
 
 

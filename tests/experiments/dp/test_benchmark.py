@@ -94,6 +94,7 @@ def problem_for(model):
     return benchmark_methods.make_problem(
         benchmark_methods.build_model(model, (8, 8, 1)),
         benchmark_methods.random_batch((8, 8, 1), batch_size=4),
+        noise_multiplier=0.0,
     )
 
 
@@ -182,8 +183,6 @@ def test_methods_clip_alike():
 
 @pytest.mark.parametrize("name", ["auto", "one_by_one_loop", "noise_only"])
 def test_a_step_moves_by_the_noisy_mean(name, monkeypatch):
-    # Without noise and with a visible learning rate.
-    monkeypatch.setattr(benchmark_methods, "NOISE_MULTIPLIER", 0.0)
     monkeypatch.setattr(benchmark_methods, "LEARNING_RATE", 1.0)
     problem = problem_for("linear")
     program = METHODS[name].program(problem)
