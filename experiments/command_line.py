@@ -59,6 +59,9 @@ def overridden_keys(name: str = "config") -> set[str]:
 def _parse_flags(argv: Sequence[str], config_keys: Sequence[str]) -> list[str]:
     try:
         rest = flags.FLAGS(argv)
+    except SystemExit:
+        # Only --help and its kin leave from here; absl has them fail.
+        sys.exit(DONE)
     except Exception as error:
         # ml_collections runs the user's config file here, so anything may surface.
         _exit_wrong_usage(_parse_message(error, config_keys))

@@ -118,3 +118,10 @@ def test_a_defect_keeps_its_traceback(run):
     result = run("--config=config.py", "--config.mode=defect")
     assert result.returncode == 1
     assert "Traceback" in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--help", "--helpfull"])
+def test_help_is_no_failure(run, flag):
+    result = run(flag)
+    assert result.returncode == 0
+    assert "--config" in result.stdout
