@@ -1,0 +1,120 @@
+"""Everything that the README tells a reader to run, run."""
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).parents[1]
+README = (REPOSITORY / "README.md").read_text()
+
+# What makes a command of the README small, by the module it runs.
+SMALL = {
+    "experiments.dp.train": [
+        "--config.dataset=digits",
+        "--config.num_steps=2",
+        "--config.batch_size=32",
+    ],
+    "experiments.dp.benchmark": [
+        "--config.models=small_mlp",
+        "--config.batch_sizes=2",
+        "--config.image_shape=8,8,1",
+        "--config.methods=auto",
+        "--config.repetitions=1",
+        "--config.slow_repetitions=1",
+        "--config.compile_repetitions=1",
+        "--config.round_seconds=0.001",
+    ],
+}
+
+
+def _blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def _commands():
+    lines = "".join(_blocks("bash")).replace("\\\n", " ").splitlines()
+    return [line.partition("#")[0].strip() for line in lines if line.strip()]
+
+
+def _run(arguments, **changes):
+    return subprocess.run(
+        arguments,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **changes},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_training_loop_runs_as_pasted():
+    setup, loop = _blocks("python")
+    assert len(loop.splitlines()) <= 20
+    result = _run([sys.executable, "-c", setup + loop])
+    assert result.returncode == 0, result.stderr
+    printed = dict(line.split() for line in result.stdout.splitlines())
+    assert float(printed["accuracy"]) > 0.85
+    assert 2.9 < float(printed["epsilon"]) <= 3.0
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in _commands() if c.startswith("python -m")]
+)
+def test_command_runs(command, tmp_path):
+    _, _, module, *arguments = shlex.split(command)
+    if "--help" not in arguments:
+        arguments += [*SMALL[module], f"--config.out={tmp_path / 'run'}"]
+    result = _run([sys.executable, "-m", module, *arguments])
+    assert result.returncode == 0, result.stderr
+
+
+def test_quickstart_runs(tmp_path):
+    """In the environment of the tests, which is what the script would make."""
+    result = _run(
+        [
+            "bash",
+            "launch/quickstart.sh",
+            "--config.num_steps=3",
+            f"--config.out={tmp_path / 'run'}",
+        ],
+        VENV=sys.prefix,
+    )
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"times the non-private time", result.stdout)
+    assert re.search(r"Test accuracy \d\.\d+ .*epsilon \d", result.stdout)
+    last = result.stdout.splitlines()[-1]
+    folder = pathlib.Path(last.removeprefix("Run folder: "))
+    assert (folder / "accuracy.png").stat().st_size > 0
+
+
+def test_the_other_commands_are_the_two_scripts():
+    others = [c for c in _commands() if not c.startswith("python -m")]
+    assert others == ["bash launch/quickstart.sh", "bash launch/test.sh"]
+    ci = (REPOSITORY / ".ci" / "run").read_text()
+    assert "launch/test.sh" in ci
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(set(re.findall(r"\b(?:dpjax|experiments|launch|docs)/[\w/.]*\w", README))),
+)
+def test_files_that_it_names_exist(path):
+    assert (REPOSITORY / path).exists()
+
+
+def test_pip_install_gives_the_library_alone(tmp_path):
+    """`pip install .`, without the dependencies, which are listed in pyproject.toml."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    result = _run([*command, "--target", str(tmp_path), "."])
+    assert result.returncode == 0, result.stderr
+    installed = {
+        path.name for path in tmp_path.iterdir() if path.suffix != ".dist-info"
+    }
+    assert installed == {"dpjax"}
+    assert (tmp_path / "dpjax" / "py.typed").exists()
+    assert (tmp_path / "dpjax" / "norm_rules" / "conv.py").exists()
