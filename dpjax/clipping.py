@@ -126,6 +126,11 @@ class _Settings:
     def has_aux(self) -> bool:
         return self.convention.has_aux or self.return_values or self.return_grad_norms
 
+    @property
+    def is_normalized(self) -> bool:
+        is_static = isinstance(self.normalize_by, numbers.Real)
+        return not is_static or self.normalize_by != 1
+
     def vmap(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         return jax.vmap(fun, spmd_axis_name=self.spmd_axis_name)
 
@@ -323,9 +328,7 @@ def _clipped_grad(
     is_padding = _checked_mask(is_padding_example, call.batch_size)
     result = _sum_batch(settings, call, is_padding)
     total = result.total
-    if not (
-        isinstance(settings.normalize_by, numbers.Real) and settings.normalize_by == 1
-    ):
+    if settings.is_normalized:
         total = jax.tree.map(lambda x: x / settings.normalize_by, total)
     if not settings.has_aux:
         return total
@@ -334,9 +337,9 @@ def _clipped_grad(
         result.norms if settings.return_grad_norms else None,
         result.aux if settings.convention.has_aux else None,
     )
-    return total, jax.tree.map(_without_kept_axis, aux) if (
-        settings.convention.keep_batch_dim
-    ) else aux
+    if settings.convention.keep_batch_dim:
+        aux = jax.tree.map(_without_kept_axis, aux)
+    return total, aux
 
 
 def _without_kept_axis(array: jax.Array) -> jax.Array:
@@ -409,21 +412,8 @@ def _sum_by_taps(
     groups = settings.clipping.groups(
         jax.tree.unflatten(call.parameter_tree, call.leaves)
     )
-    nothing = SquaredNorm(jnp.zeros_like(anchor), jnp.zeros_like(anchor))
-    squared = [
-        _sum_norms(
-            [nothing]
-            + [n for n, mine in zip(norms.squared, groups, strict=True) if mine == k]
-        )
-        for k in range(len(settings.clipping.bounds))
-    ]
-    is_uncertain = functools.reduce(
-        jnp.logical_or,
-        [
-            ~jnp.isfinite(s.value) | (s.rounding > _LARGEST_ROUNDING * s.value)
-            for s in squared
-        ],
-    )
+    squared = _group_norms(norms.squared, groups, settings.clipping, anchor)
+    is_uncertain = _is_uncertain(squared)
     # An infinite norm, not a zero factor, leaves an example out: with the division
     # last, XLA computes factors once and not again inside every product they weight.
     left_out = is_padding | is_uncertain
@@ -435,30 +425,55 @@ def _sum_by_taps(
     )
     if method == "reweight":
         leaves = reweighting.weighted_sum(call, examples, factors[0], settings.vmap)
+        # From the start, so that nothing of the first pass is kept until here.
+        form = functools.partial(per_example.gradient, call, examples)
     else:
         leaves = bookkeeping.weighted_sum(
             records, traced.components, norms, [factors[group] for group in groups]
         )
+        form = functools.partial(
+            bookkeeping.example_gradient, records, traced.components
+        )
     if settings.dtype is not None:
         leaves = [leaf.astype(settings.dtype) for leaf in leaves]
-
-    def gradient(index: jax.Array) -> PyTree:
-        found = bookkeeping.example_gradient(records, traced.components, index)
-        return jax.tree.unflatten(call.parameter_tree, found)
-
     added = per_example.add_one_by_one(
         per_example.ExactlyAdded(
             jax.tree.unflatten(call.parameter_tree, leaves),
             jnp.sqrt(jnp.maximum(_sum_norms(squared).value, 0)),
         ),
         is_uncertain & ~is_padding,
-        gradient,
+        lambda index: jax.tree.unflatten(call.parameter_tree, form(index)),
         settings.clip,
     )
     loss, *aux = records.outputs
     return ClippedBatch(
         added.total, loss, added.norms, jax.tree.unflatten(traced.aux_tree, aux)
     )
+
+
+def _group_norms(
+    squared: Sequence[SquaredNorm],
+    groups: Sequence[int],
+    clipping: Clipping,
+    zeros_B: jax.Array,
+) -> list[SquaredNorm]:
+    """Per-example squared norms of each clip group, from those of the leaves."""
+    nothing = SquaredNorm(zeros_B, zeros_B)
+    return [
+        _sum_norms(
+            [nothing] + [n for n, g in zip(squared, groups, strict=True) if g == k]
+        )
+        for k in range(len(clipping.bounds))
+    ]
+
+
+def _is_uncertain(squared: Sequence[SquaredNorm]) -> jax.Array:
+    """Which examples' norms are not finite, or too rounded to clip by."""
+    flags = [
+        ~jnp.isfinite(s.value) | (s.rounding > _LARGEST_ROUNDING * s.value)
+        for s in squared
+    ]
+    return functools.reduce(jnp.logical_or, flags)
 
 
 def _sum_norms(norms: Sequence[SquaredNorm]) -> SquaredNorm:

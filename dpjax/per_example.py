@@ -46,9 +46,7 @@ def clipped_sum(
     """
 
     def one(example: Sequence[Any]) -> Any:
-        (value, aux), gradients = jax.value_and_grad(call.one_example, has_aux=True)(
-            call.leaves, example
-        )
+        (value, aux), gradients = _value_and_gradient(call, example)
         tree = jax.tree.unflatten(call.parameter_tree, gradients)
         return clip(tree), value, global_norm(gradients), aux
 
@@ -59,6 +57,17 @@ def clipped_sum(
 
     clipped, *rest = vmap(one)(list(examples))
     return ClippedBatch(jax.tree.map(masked_sum, clipped), *rest)
+
+
+def gradient(
+    call: Call, examples: Sequence[jax.Array], index: jax.Array
+) -> list[jax.Array]:
+    """One example's gradient, leaf by leaf."""
+    return _value_and_gradient(call, [array[index] for array in examples])[1]
+
+
+def _value_and_gradient(call: Call, example: Sequence[Any]) -> Any:
+    return jax.value_and_grad(call.one_example, has_aux=True)(call.leaves, example)
 
 
 class ExactlyAdded(NamedTuple):
