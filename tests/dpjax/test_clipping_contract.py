@@ -193,6 +193,7 @@ def test_aux_axes(method, keep_batch_dim):
             "one": jnp.ones((1,)),
             "matrix": jnp.ones((1, 1)),
             "integer": 4,
+            "parameter": param,
             "nothing": None,
             "bool": x > 0,
         }
@@ -613,6 +614,23 @@ def test_partly_bad_gradient_within_one_array(method):
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(output))
 
 
+@pytest.mark.parametrize("nan_safe", [False, True])
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+def test_partly_bad_gradient_under_jit(method, nan_safe, microbatch_size):
+    """Compiled, nothing is known about the examples beforehand."""
+    params, x, y = _two_parts_arguments()
+    params |= {"unused": jnp.ones((2, 3))}
+    _check(
+        _two_parts,
+        (params, x.at[1].set(jnp.nan), y.at[4].set(jnp.inf)),
+        method,
+        transform=_quick_jit,
+        batch_argnums=(1, 2),
+        nan_safe=nan_safe,
+        microbatch_size=microbatch_size,
+    )
+
+
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_saturated_mlp_with_a_bad_pixel(method, bad):
     """An infinite pixel saturates the sigmoid: the upper layers stay finite."""
@@ -852,6 +870,23 @@ def test_key_that_is_not_split(method):
     )
 
 
+def test_keys_that_are_data(method):
+    """A batch of typed keys, as an argument and as a keyword argument."""
+
+    def loss(param, x, key, *, other):
+        x += jax.random.normal(key[0], x.shape)
+        return _square(param, x + jax.random.normal(other, x.shape))
+
+    keys = jax.random.split(jax.random.key(1), BATCH_SIZE)
+    _check(
+        loss,
+        (3.0, _examples(), keys),
+        method,
+        kwargs={"other": keys[::-1]},
+        batch_argnums=(1, 2),
+    )
+
+
 # Microbatches.
 
 
@@ -1058,6 +1093,67 @@ def test_under_vmap_over_clip_norms(method):
         return _quick_jit(jax.vmap(one))(jnp.array([0.0, 0.3, 5.0]))
 
     _assert_same(run(clipped_grad, method=method), run(jax_privacy.clipped_grad))
+
+
+def _mesh():
+    automatic = (jax.sharding.AxisType.Auto,)
+    return jax.make_mesh((jax.device_count(),), ("data",), axis_types=automatic)
+
+
+@pytest.mark.parametrize("spmd_axis_name", [None, "data"])
+def test_batch_sharded_over_devices(method, spmd_axis_name):
+    params, x, y = _two_parts_arguments()
+    sharding = jax.NamedSharding(_mesh(), jax.P("data"))
+    _check(
+        _two_parts,
+        (params, *jax.device_put((x, y), sharding)),
+        method,
+        transform=_quick_jit,
+        batch_argnums=(1, 2),
+        spmd_axis_name=spmd_axis_name,
+        return_grad_norms=True,
+    )
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("varying", [False, True])
+def test_under_shard_map_is_exact_or_refused(method, varying, check_vma):
+    """Each device clips its own examples, then the sums are added.
+
+    JAX adds up derivatives by values that are replicated over a mesh axis. Where that
+    reaches per-example gradients they mix examples of several devices and no bound
+    holds, as in jax_privacy 2.0.0.
+    """
+    params, x, y = _two_parts_arguments()
+    grad_fn = clipped_grad(
+        _two_parts, l2_clip_norm=CLIP_NORM, batch_argnums=(1, 2), method=method
+    )
+
+    def on_one_device(params, x, y):
+        if varying and check_vma:
+            params = jax.tree.map(
+                lambda p: jax.lax.pcast(p, "data", to="varying"), params
+            )
+        return jax.lax.psum(grad_fn(params, x, y), "data")
+
+    mapped = jax.shard_map(
+        on_one_device,
+        mesh=_mesh(),
+        in_specs=(jax.P(), jax.P("data"), jax.P("data")),
+        out_specs=jax.P(),
+        check_vma=check_vma,
+    )
+    total, refusal = None, ""
+    try:
+        total = _quick_jit(mapped)(params, x, y)
+    except ValueError as error:
+        refusal = str(error)
+    if total is not None:
+        _assert_same(total, grad_fn(params, x, y))
+        return
+    assert check_vma
+    assert "shard_map" in refusal
+    assert "\n" not in refusal
 
 
 def test_is_deterministic_and_leaves_its_inputs_alone(method):
@@ -1323,7 +1419,7 @@ def _grouped_reference(fun, params, batch, clip_norms, rescale=False):
         clipped = []
         for bound, group in zip(bounds, groups.flatten_up_to(grads), strict=True):
             norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(group)))
-            factor = min(1.0, bound / norm) / (bound if rescale else 1.0)
+            factor = bound / max(norm, bound) / (bound if rescale else 1.0)
             clipped.append(jax.tree.map(lambda g, f=factor: f * g, group))
         total = jax.tree.map(jnp.add, total, jax.tree.unflatten(groups, clipped))
     return total
@@ -1413,6 +1509,22 @@ def test_per_layer_clipping_with_traced_bounds_padding_and_nan(method):
         _loss, params, (x[:3], labels[:3]), PREFIXES["layers"]
     )
     _assert_same(run(bounds, bad), expected)
+
+
+@pytest.mark.parametrize("method", ["auto", "bookkeeping", "vmap"])
+def test_per_layer_clipping_of_a_partly_bad_gradient(method):
+    """The group that is NaN adds nothing; the other is clipped to its own bound."""
+    params, x, y = _two_parts_arguments()
+    grads = clipped_grad(
+        _two_parts,
+        l2_clip_norm={"a": 0.2, "b": 0.3},
+        batch_argnums=(1, 2),
+        method=method,
+    )(params, x.at[1].set(jnp.nan), y)
+    clean = _grouped_reference(
+        _two_parts, params, (x.at[1].set(0.0), y), {"a": 0.2, "b": 0.3}
+    )
+    _assert_same(grads, clean)
 
 
 def test_per_layer_clipping_has_no_reweighted_form(clip_norms):
