@@ -4,7 +4,7 @@ Everything here rests on `jax.extend.core` and on what a jaxpr equation carries 
 Supported: JAX 0.10 to 0.12.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -30,7 +30,22 @@ def evaluate(equation: Equation, operands: Sequence[Any]) -> list[Any]:
     The equation's own primitive is bound, so `custom_jvp` and `custom_vjp` functions
     keep their rules.
     """
-    parameters = equation.primitive.get_bind_params(equation.params)
+    return _bind(equation, operands, equation.params)
+
+
+def evaluate_wide(equation: Equation, operands: Sequence[Any]) -> list[Any]:
+    """As `evaluate`, for operands that are wider than the equation was traced for.
+
+    A product takes the dtype of its operands instead of the one that it prefers.
+    """
+    parameters = dict(equation.params)
+    if "preferred_element_type" in parameters:
+        parameters["preferred_element_type"] = None
+    return _bind(equation, operands, parameters)
+
+
+def _bind(equation: Equation, operands: Sequence[Any], parameters: Any) -> list[Any]:
+    parameters = equation.primitive.get_bind_params(parameters)
     with equation.ctx.manager:
         result = equation.primitive.bind(*operands, **parameters)
     return list(result) if equation.primitive.multiple_results else [result]
@@ -60,6 +75,14 @@ def _evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) ->
             results = _evaluate_inlined(*called, operands)
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def all_equations(jaxpr: Any) -> Iterator[Equation]:
+    """The equations of a jaxpr and of all jaxprs inside it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in core.jaxprs_in_params(equation.params):
+            yield from all_equations(inner)
 
 
 def trace_inlined(fun: Callable[..., list], specs: Sequence[Any]) -> ClosedJaxpr:

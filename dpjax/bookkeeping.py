@@ -18,7 +18,7 @@ from dpjax import norm_rules, outer_products
 from dpjax.clip_factors import squared_sum
 from dpjax.outer_products import OuterProducts, SquaredNorm
 from dpjax.planning import Component, Rule, Use
-from dpjax.taps import TappedFunction, TapValues, Values
+from dpjax.taps import TappedFunction, TapValues, Values, widened
 
 Vmap = Callable[..., Any]
 
@@ -90,7 +90,9 @@ def squared_norms(records: Records, components: Sequence[Component]) -> Norms:
     squared = [SquaredNorm(nothing, nothing) for _ in records.function.leaves]
     for leaf, gradient in gradients.items():
         value = records.vmap(squared_sum)(gradient)
-        squared[leaf] = SquaredNorm(value, jnp.zeros_like(value))
+        # At most the smallest normal number is lost of each square.
+        lost = float(jnp.finfo(value.dtype).tiny) * gradient[0].size
+        squared[leaf] = SquaredNorm(value, jnp.full_like(value, lost))
     for component in components:
         if component.rule is Rule.GRAM:
             taps = [records.taps[use.tap] for use in component.uses]
@@ -118,7 +120,8 @@ def weighted_sum(
     variables = records.function.leaves
     sums = [jnp.zeros_like(records.values[variable]) for variable in variables]
     for leaf, gradient in norms.gradients.items():
-        sums[leaf] = jnp.sum(_weighted(gradient, weights[leaf]), axis=0)
+        total = jnp.sum(_weighted(gradient, weights[leaf]), axis=0)
+        sums[leaf] = total.astype(gradient.dtype)
     for component in components:
         if component.rule is Rule.GRAM:
             (leaf,) = component.leaves
@@ -206,8 +209,15 @@ def _transposed_sum(
     totals = _sum_by_variable(
         component, lambda use: _transposed_tap(records, use, weight_B)
     )
-    (gradient,) = _pull_back(records, component, totals)
-    return gradient
+    (index,) = component.leaves
+    leaf = records.values[records.function.leaves[index]]
+    # Casts on the way would round the sum once more.
+    forward = records.function.parameter_function(
+        component.variables, records.values, casts=False
+    )
+    _, pullback = jax.vjp(forward, [widened(leaf)])
+    ((gradient,),) = pullback(totals)
+    return gradient.astype(leaf.dtype)
 
 
 def _transposed_tap(records: Records, use: Use, weight_B: jax.Array) -> jax.Array:
@@ -220,24 +230,23 @@ def _transposed_tap(records: Records, use: Use, weight_B: jax.Array) -> jax.Arra
         def one(activations: list[Any]) -> jax.Array:
             operands = records.operands(use, activations)
             operands[use.position] = parameter
-            return tap.apply(operands)[0]
+            return tap.apply_wide(operands)[0]
 
         return records.vmap(one)(activations)
 
-    transpose = jax.linear_transpose(batched, records.values[use.variable])
+    transpose = jax.linear_transpose(batched, widened(records.values[use.variable]))
     (gradient,) = transpose(_weighted(met.cotangents[0], weight_B))
     return gradient
 
 
 def _weighted(array_B: jax.Array, weight_B: jax.Array) -> jax.Array:
-    """Weight times example; zero where the weight is, even if the example is NaN."""
-    weight = weight_B.reshape(-1, *[1] * (array_B.ndim - 1))
-    # Low precision is left for the product: a rounded weight could exceed the bound.
-    wide = jnp.promote_types(array_B.dtype, weight.dtype)
-    weighted = weight.astype(wide) * array_B.astype(wide)
-    return jnp.where(
-        weight != 0, weighted.astype(array_B.dtype), jnp.zeros((), array_B.dtype)
-    )
+    """Weight times example; zero where the weight is, even if the example is NaN.
+
+    In at least float32: rounded to less, what was clipped could exceed its bound.
+    """
+    array_B = widened(array_B)
+    weight = weight_B.reshape(-1, *[1] * (array_B.ndim - 1)).astype(array_B.dtype)
+    return jnp.where(weight != 0, weight * array_B, jnp.zeros((), array_B.dtype))
 
 
 def _kept(array_B: jax.Array, weight_B: jax.Array) -> jax.Array:

@@ -100,8 +100,10 @@ class Clipping:
                 for k in range(len(self.bounds))
             ]
         )
+        # Rounded only after the product: a rounded factor could exceed its bound.
         clipped = [
-            x * factors[g].astype(x.dtype) for x, g in zip(leaves, groups, strict=True)
+            (factors[g].astype(_wide(x)) * x.astype(_wide(x))).astype(x.dtype)
+            for x, g in zip(leaves, groups, strict=True)
         ]
         return jax.tree.unflatten(structure, clipped)
 
@@ -135,5 +137,8 @@ def global_norm(leaves: Sequence[jax.Array]) -> jax.Array:
 def squared_sum(array: jax.Array) -> jax.Array:
     """Sum of squared magnitudes, in at least float32."""
     magnitudes = jnp.abs(array)
-    wide = jnp.promote_types(magnitudes.dtype, jnp.float32)
-    return jnp.sum(jnp.square(magnitudes.astype(wide)))
+    return jnp.sum(jnp.square(magnitudes.astype(_wide(magnitudes))))
+
+
+def _wide(array: jax.Array) -> Any:
+    return jnp.promote_types(array.dtype, jnp.float32)

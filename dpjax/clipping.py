@@ -25,6 +25,8 @@ Method: TypeAlias = Literal["auto", "bookkeeping", "reweight", "vmap"]
 # bound is more than this share of the squared norm, the terms cancelled and the example
 # is clipped by its formed gradient instead.
 _LARGEST_ROUNDING = 1e-2
+# A norm of 1e-15 may be reported as 0; a gradient of zeros is not formed for that.
+_LEAST_REPORTED = 1e-30
 
 
 class Aux(NamedTuple):
@@ -413,7 +415,9 @@ def _sum_by_taps(
         jax.tree.unflatten(call.parameter_tree, call.leaves)
     )
     squared = _group_norms(norms.squared, groups, settings.clipping, anchor)
-    is_uncertain = _is_uncertain(squared)
+    is_uncertain = _is_uncertain(
+        squared, settings.clipping, is_reported=settings.return_grad_norms
+    )
     # An infinite norm, not a zero factor, leaves an example out: with the division
     # last, XLA computes factors once and not again inside every product they weight.
     left_out = is_padding | is_uncertain
@@ -423,7 +427,7 @@ def _sum_by_taps(
             for s in squared
         ]
     )
-    if method == "reweight":
+    if method == "reweight" and traced.function.scales_with_loss:
         leaves = reweighting.weighted_sum(call, examples, factors[0], settings.vmap)
         # From the start, so that nothing of the first pass is kept until here.
         form = functools.partial(per_example.gradient, call, examples)
@@ -467,12 +471,20 @@ def _group_norms(
     ]
 
 
-def _is_uncertain(squared: Sequence[SquaredNorm]) -> jax.Array:
-    """Which examples' norms are not finite, or too rounded to clip by."""
-    flags = [
-        ~jnp.isfinite(s.value) | (s.rounding > _LARGEST_ROUNDING * s.value)
-        for s in squared
-    ]
+def _is_uncertain(
+    squared: Sequence[SquaredNorm], clipping: Clipping, *, is_reported: bool
+) -> jax.Array:
+    """Which examples' norms are not finite, or too rounded to clip by or to report."""
+
+    def in_group(norm: SquaredNorm, bound: Any) -> jax.Array:
+        upper = jnp.maximum(norm.value, 0) + norm.rounding
+        is_rounded = norm.rounding > _LARGEST_ROUNDING * norm.value
+        matters = jnp.sqrt(upper) > bound
+        if is_reported:
+            matters |= norm.rounding > _LEAST_REPORTED
+        return ~jnp.isfinite(upper) | (is_rounded & matters)
+
+    flags = list(map(in_group, squared, clipping.bounds))
     return functools.reduce(jnp.logical_or, flags)
 
 

@@ -300,7 +300,9 @@ def _single_norm(use: OuterProducts) -> SquaredNorm:
         for factor in (use.left, use.right)
     )
     value = left * right
-    return SquaredNorm(value, _rounding_unit(value.dtype) * value)
+    underflow = use.left.width * right + use.right.width * left + 1.0
+    unit, tiny = _rounding_unit(value.dtype), float(jnp.finfo(value.dtype).tiny)
+    return SquaredNorm(value, unit * value + tiny * underflow)
 
 
 def squared_norm(uses: Sequence[OuterProducts]) -> SquaredNorm:
@@ -312,22 +314,25 @@ def squared_norm(uses: Sequence[OuterProducts]) -> SquaredNorm:
     Returns:
       The squared norm, and a bound on the rounding error of its gram form:
       proportional to eps * (sum_t |l_t||r_t|)^2, which exceeds |G|^2 by as much as the
-      products cancel.
+      products cancel, plus what squares that underflow may have lost.
     """
     uses = concatenate(uses)
     if len(uses) == 1 and uses[0].is_single():
         return _single_norm(uses[0])
     # One-hot factors are exact in any precision; the dense ones set it.
     dtype = uses[0].right.squared_row_norms().dtype
-    weights = [
-        jnp.sqrt(
-            use.left.squared_row_norms().astype(dtype)
-            * use.right.squared_row_norms().astype(dtype)
-        )
+    rows = [
+        [factor.squared_row_norms().astype(dtype) for factor in (use.left, use.right)]
         for use in uses
     ]
-    reach = sum(jnp.sum(weight, axis=1) for weight in weights)
+    reach = _sum(jnp.sum(jnp.sqrt(left * right), axis=1) for left, right in rows)
+    left, right = (_sum(map(jnp.sum, side)) for side in zip(*rows, strict=True))
+    # At most `tiny` is lost of each square, and of each product of grams.
+    length = float(sum(use.left.length for use in uses))
+    widths = uses[0].left.width, uses[0].right.width
+    underflow = length * (widths[1] * left + widths[0] * right + length)
     rounding = _rounding_unit(dtype) * jnp.sum(jnp.square(reach))
+    rounding += float(jnp.finfo(dtype).tiny) * underflow
     value = jnp.zeros((), dtype)
     for i, first in enumerate(uses):
         for j, second in enumerate(uses[i:], i):

@@ -202,7 +202,7 @@ def _norm_keeping_paths(function: TappedFunction) -> dict[_compat.Var, _Path]:
         for i, leaf in enumerate(function.leaves)
     }
     for equation in function.unbatched_equations:
-        if function.side(equation.outvars[0]) != Side.PARAMETER:
+        if len(equation.outvars) != 1:
             continue
         source = equation.invars[0]
         parameters = [a for a in equation.invars if function.side(a) == Side.PARAMETER]

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import primitives
 
 from dpjax import _compat
 
@@ -66,6 +67,11 @@ class Tap:
         results = _compat.evaluate(self.equation, operands)
         return [results[i] for i in self.output_positions]
 
+    def apply_wide(self, operands: Sequence[Any]) -> list[Any]:
+        """As `apply`, but with floating point operands and outputs widened."""
+        results = _compat.evaluate_wide(self.equation, list(map(widened, operands)))
+        return [results[i] for i in self.output_positions]
+
 
 class TapValues(NamedTuple):
     """What meets at one tap, for one example (or, under `vmap`, for a batch).
@@ -92,6 +98,9 @@ class TappedFunction:
       leaves: the jaxpr's variables for the parameter leaves.
       taps: the taps, in the order of evaluation.
       unbatched_equations: the equations that do not depend on the example.
+      scales_with_loss: whether weighting the loss weights all gradients: there is no
+        `custom_vjp` rule, which need not be linear, and no float16, in which a small
+        weight is rounded to another.
     """
 
     def __init__(self, jaxpr: _compat.ClosedJaxpr, num_leaves: int):
@@ -106,6 +115,13 @@ class TappedFunction:
         self._tap_index: dict[int, int] = {}
         self.taps: list[Tap] = []
         self._sort_values(inner.eqns)
+        self.scales_with_loss = not any(
+            equation.primitive is primitives.custom_vjp_call_p
+            or any(
+                getattr(v.aval, "dtype", None) == jnp.float16 for v in equation.outvars
+            )
+            for equation in _compat.all_equations(inner)
+        )
 
     def _sort_values(self, equations: Iterable[_compat.Equation]) -> None:
         self._side.update(dict.fromkeys(self._constants, Side.CONSTANT))
@@ -114,10 +130,12 @@ class TappedFunction:
         for equation in equations:
             sides = [self.side(atom) for atom in equation.invars]
             side = max(sides, default=Side.CONSTANT)
+            stopped = equation.primitive is primitives.stop_gradient_p
             for variable in equation.outvars:
                 # Integers and booleans computed from parameters carry no derivative.
-                loose = side == Side.PARAMETER and not is_floating(variable.aval)
-                self._side[variable] = Side.CONSTANT if loose else side
+                loose = stopped or not is_floating(variable.aval)
+                is_constant = loose and side == Side.PARAMETER
+                self._side[variable] = Side.CONSTANT if is_constant else side
             if side != Side.DATA:
                 self.unbatched_equations.append(equation)
                 continue
@@ -229,9 +247,15 @@ class TappedFunction:
         return leaves, equations[::-1]
 
     def parameter_function(
-        self, variables: Sequence[_compat.Var], values: Values
+        self, variables: Sequence[_compat.Var], values: Values, *, casts: bool = True
     ) -> Callable[[Sequence[Any]], list[Any]]:
-        """The differentiable map from the leaves of `parameter_side` to `variables`."""
+        """The differentiable map from the leaves of `parameter_side` to `variables`.
+
+        Args:
+          variables: parameter-side values.
+          values: from `unbatched_values`.
+          casts: whether changes of dtype on the way are made or left out.
+        """
         leaves, equations = self.parameter_side(variables)
 
         def function(leaf_values: Sequence[Any]) -> list[Any]:
@@ -240,11 +264,20 @@ class TappedFunction:
                 zip((self.leaves[i] for i in leaves), leaf_values, strict=True)
             )
             for equation in equations:
-                results = _compat.evaluate(equation, _read_all(local, equation.invars))
+                results = _read_all(local, equation.invars)
+                if casts or equation.primitive is not primitives.convert_element_type_p:
+                    results = _compat.evaluate(equation, results)
                 local.update(zip(equation.outvars, results, strict=True))
             return _read_all(local, variables)
 
         return function
+
+
+def widened(value: Any) -> Any:
+    """The value in at least float32, if it is floating point."""
+    if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+        return value
+    return jnp.asarray(value, jnp.promote_types(jnp.result_type(value), jnp.float32))
 
 
 def read(values: Values, atom: _compat.Atom) -> Any:

@@ -44,6 +44,8 @@ def match(
 
     def factors(operands: Sequence[Any], cotangent: jax.Array) -> OuterProducts:
         ids_T = operands[1].reshape(length)
+        if ids_T.dtype.itemsize < 4:  # The number of rows may not fit.
+            ids_T = ids_T.astype(jnp.int32)
         if not is_filled:
             ids_T = jnp.clip(ids_T, 0, rows - 1)
         cotangent = jnp.transpose(cotangent, cotangent_axes)
