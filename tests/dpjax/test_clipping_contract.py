@@ -683,6 +683,18 @@ def test_unused_parameter_has_zero_gradient(method):
     assert not output["unused"].any()
 
 
+def test_parameter_of_size_zero(method):
+    output = _check(
+        lambda params, x: (
+            _square(params["w"], x) + jnp.sum(x[:, None] @ params["none"])
+        ),
+        ({"w": jnp.float32(3.0), "none": jnp.zeros((1, 0))}, _examples()),
+        method,
+        transform=_quick_jit,
+    )
+    assert output["none"].shape == (1, 0)
+
+
 def test_no_parameters(method):
     _check(lambda params, x: jnp.sum(x), ({}, jnp.ones(3)), method)
 

@@ -898,6 +898,44 @@ def custom_vjp_within_a_scan():
     return fun, _normal(0, D, D, scale=0.4), (_uneven(5, B, 4, D),)
 
 
+def _fixed_point(step, start):
+    return jax.lax.while_loop(
+        lambda state: jnp.sum((state[0] - state[1]) ** 2) > 1e-12,
+        lambda state: (step(state[0]), state[0]),
+        (step(start), start),
+    )[0]
+
+
+def _equilibrium_step(w, x, z):
+    return jnp.tanh(0.2 * z @ w + x)
+
+
+@jax.custom_vjp
+def _equilibrium(w, x):
+    return _fixed_point(lambda z: _equilibrium_step(w, x, z), jnp.zeros_like(x))
+
+
+def _equilibrium_backward(saved, cotangent):
+    w, x, z = saved
+    _, by_state = jax.vjp(lambda z: _equilibrium_step(w, x, z), z)
+    _, by_inputs = jax.vjp(lambda w, x: _equilibrium_step(w, x, z), w, x)
+    return by_inputs(_fixed_point(lambda u: cotangent + by_state(u)[0], cotangent))
+
+
+_equilibrium.defvjp(
+    lambda w, x: (lambda z: (z, (w, x, z)))(_equilibrium(w, x)), _equilibrium_backward
+)
+
+
+def implicit_layer():
+    """A fixed point found by a while loop, its derivative by the user's own rule."""
+
+    def fun(w, x):
+        return _half_square(_equilibrium(w, x) @ w)
+
+    return fun, _normal(0, D, D, scale=0.6), (_uneven(5, B, D),)
+
+
 def functions_with_rules_on_parameters():
     """relu, softplus and softmax carry custom rules inside JAX itself."""
 
@@ -1317,6 +1355,7 @@ CASES = (
     custom_vjp_on_data,
     custom_vjp_on_data_and_parameter,
     custom_vjp_within_a_scan,
+    implicit_layer,
     functions_with_rules_on_parameters,
     gradient_inside,
     stop_gradient_on_one_path,
