@@ -51,6 +51,12 @@ def _bind(equation: Equation, operands: Sequence[Any], parameters: Any) -> list[
     return list(result) if equation.primitive.multiple_results else [result]
 
 
+def varying_axes(array: Any) -> frozenset[Any]:
+    """The `jax.shard_map` axes over which an array is known to differ."""
+    manual = getattr(jax.typeof(array), "manual_axis_type", None)
+    return getattr(manual, "varying", frozenset())
+
+
 def _called(equation: Equation) -> tuple[Any, Sequence[Any]] | None:
     """The jaxpr and constants that a plain call runs, or None for other equations."""
     name = _CALLS.get(equation.primitive)

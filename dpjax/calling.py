@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from dpjax import _compat
+
 PyTree: TypeAlias = Any
 
 
@@ -80,6 +82,7 @@ class Convention:
             )
         mapped = {"args": mapped, "kwargs": dict(kwargs)}
         examples, example_tree = jax.tree.flatten(mapped)
+        _check_devices([*leaves, *examples])
 
         def one_example(leaves: Sequence[Any], example: Sequence[Any]) -> Any:
             given = list(args)
@@ -172,6 +175,17 @@ def _batch_size(batched: dict[str, PyTree]) -> int:
             f"the batch's arrays must agree in length along axis 0: {found}"
         )
     return next(iter(sizes))
+
+
+def _check_devices(arrays: Sequence[Any]) -> None:
+    """Refuses `jax.shard_map`'s sums over devices of what belongs to one example."""
+    axes = frozenset().union(*map(_compat.varying_axes, arrays))
+    if axes:
+        raise ValueError(
+            f"arguments differ over the shard_map axes {sorted(map(str, axes))}, over "
+            "which derivatives would be summed before clipping: give jax.shard_map "
+            "check_vma=False, or shard the batch with jax.jit instead"
+        )
 
 
 def _checked_leaf(leaf: Any, path: str) -> jax.Array:

@@ -202,11 +202,11 @@ def _norm_keeping_paths(function: TappedFunction) -> dict[_compat.Var, _Path]:
         for i, leaf in enumerate(function.leaves)
     }
     for equation in function.unbatched_equations:
-        if len(equation.outvars) != 1:
-            continue
-        source = equation.invars[0]
         parameters = [a for a in equation.invars if function.side(a) == Side.PARAMETER]
-        if parameters != [source] or source not in paths:
+        if len(parameters) != 1 or len(equation.outvars) != 1:
+            continue
+        (source,) = parameters
+        if source is not equation.invars[0] or source not in paths:
             continue
         axes = _axes_after(equation, paths[source].axes)
         if axes is not _CHANGES_NORM:

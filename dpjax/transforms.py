@@ -53,6 +53,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpjax import _compat
 from dpjax.clip_factors import Clipping, squared_sum
 
 # Standard normals drawn at once for several leaves: 16 MiB of them.
@@ -432,18 +433,13 @@ def _check_batch_axes(leaves: _Leaves) -> None:
 
 def _check_device_axes(leaf: jax.Array, key: jax.Array) -> None:
     """Refuses noise that would be the same on all devices of a `jax.shard_map`."""
-    same = _varying_axes(leaf) - _varying_axes(key)
+    same = _compat.varying_axes(leaf) - _compat.varying_axes(key)
     if same:
         raise ValueError(
             f"updates differ over the shard_map axes {sorted(map(str, same))} but key "
             "does not, so every device would draw the same noise: call the transform "
             "outside shard_map, or sum updates over the axes first"
         )
-
-
-def _varying_axes(array: jax.Array) -> frozenset[Any]:
-    manual = getattr(jax.typeof(array), "manual_axis_type", None)
-    return getattr(manual, "varying", frozenset())
 
 
 def _at(path: Any) -> str:

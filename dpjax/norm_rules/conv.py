@@ -34,6 +34,8 @@ def match(
     kernel_axes = [*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0]]
     output_axes = [numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1]]
     (output,) = tap.outputs()
+    if 0 in output.shape:
+        return None
     *output_shape, features = (output.shape[i] for i in output_axes)
     *sizes, channels, _ = (kernel.aval.shape[i] for i in kernel_axes)
     windows = tuple(

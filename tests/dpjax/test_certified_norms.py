@@ -163,3 +163,101 @@ def test_low_precision_parameters(method):
         assert total.dtype == jnp.bfloat16
         norm = np.linalg.norm(np.asarray(total, np.float64))
         assert norm <= CLIP_NORM * (1 + 2**-8)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int32])
+@pytest.mark.parametrize("mode", ["clip", "fill"])
+def test_ids_narrower_than_the_table(method, dtype, mode):
+    """A table of 300 rows has ids that do not fit the dtype of the tokens."""
+    table = jnp.ones((300, 4))
+    ids = jnp.asarray([[0, 5, 5, 100, 100, 100]], dtype)
+
+    def loss(table, ids):
+        return 100.0 * jnp.sum(jnp.take(table, ids, axis=0, mode=mode))
+
+    grad_fn = clipped_grad(
+        loss, l2_clip_norm=CLIP_NORM, return_grad_norms=True, method=method
+    )
+    total, aux = grad_fn(table, ids)
+    expected = 100 * np.sqrt(4 * (1**2 + 2**2 + 3**2))
+    np.testing.assert_allclose(aux.grad_norms, expected, rtol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(total), CLIP_NORM, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("scale", "seed"), [(1e-20, 1e18), (1e18, 1e-20), (1e-30, 1e30)]
+)
+def test_factors_whose_squares_underflow(method, scale, seed):
+    tokens = np.full((1, 3, 64), scale, np.float32)
+    targets = np.full((1, 3, 32), seed, np.float32)
+    (exact,) = _exact_norms(tokens, targets)
+
+    def loss(w, tokens, targets):
+        return _projection(w, tokens, targets)
+
+    clip_norm = exact / 100
+    grad_fn = clipped_grad(
+        loss,
+        l2_clip_norm=clip_norm,
+        batch_argnums=(1, 2),
+        keep_batch_dim=False,
+        method=method,
+    )
+    total = grad_fn(jnp.zeros((64, 32)), tokens, targets)
+    norm = np.linalg.norm(np.asarray(total, np.float64))
+    np.testing.assert_allclose(norm, clip_norm, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rule_that_clips_cotangents(method):
+    """A custom rule need not be linear: weighting the loss is not weighting gradients.
+
+    The rule is that of JAX's documentation of `custom_vjp`.
+    """
+
+    @jax.custom_vjp
+    def clip_cotangent(x):
+        return x
+
+    clip_cotangent.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -1, 1),))
+
+    def loss(w, x):
+        inner = jax.lax.scan(
+            lambda carry, _: (clip_cotangent(carry), None), x @ w, None, length=2
+        )[0]
+        return jnp.sum(inner * 100)
+
+    grad_fn = clipped_grad(loss, l2_clip_norm=0.1, method=method)
+    total = grad_fn(jnp.ones((4, 4)), jnp.ones((1, 4)))
+    np.testing.assert_allclose(np.linalg.norm(total), 0.1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_float16_compute(method):
+    """Weighted cotangents would be rounded among the subnormals of float16."""
+
+    def loss(w, x):
+        half = x.astype(jnp.float16) @ w.astype(jnp.float16)
+        return jnp.sum(half.astype(jnp.float32))
+
+    grad_fn = clipped_grad(loss, l2_clip_norm=0.01, method=method)
+    total = grad_fn(jnp.ones((16, 49)), jnp.full((1, 16), 1e4))
+    norm = np.linalg.norm(np.asarray(total, np.float64))
+    assert norm <= 0.01 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_of_zero_are_not_formed_to_be_sure(method):
+    """Their norm is 0 up to what underflow may hide, which no clip norm cuts."""
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 3)), jnp.float32)
+    grad_fn = clipped_grad(
+        lambda w, x: jnp.sum(jax.nn.relu(-jnp.abs(x @ w))),
+        l2_clip_norm=1.0,
+        return_grad_norms=True,
+        method=method,
+    )
+    total, aux = grad_fn(jnp.ones((3, 2)), x)
+    assert not total.any()
+    assert not aux.grad_norms.any()
