@@ -134,8 +134,13 @@ def example_gradient(
 ) -> list[jax.Array]:
     """One example's gradient, formed from what it left at the taps, leaf by leaf."""
     taps = jax.tree.map(lambda array: array[index], list(records.taps))
-    gradients = _form_gradients(records, components, taps)
-    return [gradients[i] for i in range(len(gradients))]
+    used = [c for c in components if c.rule is not Rule.UNUSED]
+    gradients = _form_gradients(records, used, taps)
+    leaves = [records.values[variable] for variable in records.function.leaves]
+    return [
+        gradients[i] if i in gradients else jnp.zeros_like(leaf)
+        for i, leaf in enumerate(leaves)
+    ]
 
 
 def _gram_norm(
