@@ -218,10 +218,17 @@ _quick_jit = functools.partial(
 )
 
 
+# Shrinking compiles hundreds of programs: left to searches that somebody waits for.
+_PHASES = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+if NUM_PROGRAMS:
+    _PHASES.append(hypothesis.Phase.shrink)
+
+
 @hypothesis.settings(
     max_examples=NUM_PROGRAMS or 15,
     derandomize=not NUM_PROGRAMS,
     database=None,
+    phases=_PHASES,
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 @hypothesis.given(program=programs)
