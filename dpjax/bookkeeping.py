@@ -8,6 +8,7 @@ nor a per-example gradient is needed.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,7 +92,7 @@ def squared_norms(records: Records, components: Sequence[Component]) -> Norms:
     for leaf, gradient in gradients.items():
         value = records.vmap(squared_sum)(gradient)
         # At most the smallest normal number is lost of each square.
-        lost = float(jnp.finfo(value.dtype).tiny) * gradient[0].size
+        lost = float(jnp.finfo(value.dtype).tiny) * math.prod(gradient.shape[1:])
         squared[leaf] = SquaredNorm(value, jnp.full_like(value, lost))
     for component in components:
         if component.rule is Rule.GRAM:
