@@ -11,6 +11,8 @@ import jax
 from jax.extend import core
 from jax.extend.core import primitives
 
+from dpjax.precision import wide_dtype
+
 ClosedJaxpr: TypeAlias = Any
 Equation: TypeAlias = Any
 Atom: TypeAlias = Any
@@ -36,11 +38,13 @@ def evaluate(equation: Equation, operands: Sequence[Any]) -> list[Any]:
 def evaluate_wide(equation: Equation, operands: Sequence[Any]) -> list[Any]:
     """As `evaluate`, for operands that are wider than the equation was traced for.
 
-    A product takes the dtype of its operands instead of the one that it prefers.
+    A product prefers no narrower dtype than float32 either.
     """
     parameters = dict(equation.params)
-    if "preferred_element_type" in parameters:
-        parameters["preferred_element_type"] = None
+    preferred = parameters.get("preferred_element_type")
+    if preferred is not None:
+        wide = wide_dtype(preferred)
+        parameters["preferred_element_type"] = wide
     return _bind(equation, operands, parameters)
 
 

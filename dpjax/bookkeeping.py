@@ -19,7 +19,8 @@ from dpjax import norm_rules, outer_products
 from dpjax.clip_factors import squared_sum
 from dpjax.outer_products import OuterProducts, SquaredNorm
 from dpjax.planning import Component, Rule, Use
-from dpjax.taps import TappedFunction, TapValues, Values, widened
+from dpjax.precision import tiny, widened
+from dpjax.taps import TappedFunction, TapValues, Values
 
 Vmap = Callable[..., Any]
 
@@ -92,7 +93,7 @@ def squared_norms(records: Records, components: Sequence[Component]) -> Norms:
     for leaf, gradient in gradients.items():
         value = records.vmap(squared_sum)(gradient)
         # At most the smallest normal number is lost of each square.
-        lost = float(jnp.finfo(value.dtype).tiny) * math.prod(gradient.shape[1:])
+        lost = tiny(value.dtype) * math.prod(gradient.shape[1:])
         squared[leaf] = SquaredNorm(value, jnp.full_like(value, lost))
     for component in components:
         if component.rule is Rule.GRAM:
@@ -221,8 +222,10 @@ def _transposed_sum(
     forward = records.function.parameter_function(
         component.variables, records.values, casts=False
     )
-    _, pullback = jax.vjp(forward, [widened(leaf)])
-    ((gradient,),) = pullback(totals)
+    values, pullback = jax.vjp(forward, [widened(leaf)])
+    ((gradient,),) = pullback(
+        [total.astype(value.dtype) for total, value in zip(totals, values, strict=True)]
+    )
     return gradient.astype(leaf.dtype)
 
 

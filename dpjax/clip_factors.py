@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from dpjax.precision import tiny, wide_dtype, widened
+
 PyTree: TypeAlias = Any
 
 
@@ -43,6 +45,11 @@ class Clipping:
                 "pytree prefix of the parameters"
             )
         for bound in jax.tree.leaves(self.l2_clip_norm):
+            if jnp.ndim(bound) != 0:
+                raise ValueError(
+                    f"l2_clip_norm holds an array of shape {jnp.shape(bound)}: give a "
+                    "scalar, or one for each group of parameters"
+                )
             if isinstance(bound, numbers.Real) and not float(bound) >= 0:
                 raise ValueError(
                     f"l2_clip_norm={bound} must be >= 0: use 0 to drop all gradients, "
@@ -96,15 +103,12 @@ class Clipping:
             ]
         factors = self.factors(
             [
-                global_norm([x for x, g in zip(leaves, groups, strict=True) if g == k])
+                _upper_norm([x for x, g in zip(leaves, groups, strict=True) if g == k])
                 for k in range(len(self.bounds))
             ]
         )
         # Rounded only after the product: a rounded factor could exceed its bound.
-        clipped = [
-            (factors[g].astype(_wide(x)) * x.astype(_wide(x))).astype(x.dtype)
-            for x, g in zip(leaves, groups, strict=True)
-        ]
+        clipped = [_scaled(x, factors[g]) for x, g in zip(leaves, groups, strict=True)]
         return jax.tree.unflatten(structure, clipped)
 
     def norm_bound(self) -> Any:
@@ -120,25 +124,37 @@ class Clipping:
 
 def _factor(norm: jax.Array, bound: Any, rescale_to_unit_norm: bool) -> jax.Array:
     bound = jnp.maximum(jnp.asarray(bound, norm.dtype), 0)
-    factor = jnp.minimum(1.0, bound / norm)
+    counts = (norm > 0) & jnp.isfinite(norm)
+    norm = jnp.where(counts, norm, 1)
+    kept = jnp.minimum(bound, norm)
     if rescale_to_unit_norm:
-        factor = jnp.where(bound > 0, factor / bound, 1 / norm)
-    return jnp.nan_to_num(factor, nan=0.0, posinf=0.0)
+        kept = jnp.where(bound > 0, kept / jnp.where(bound > 0, bound, 1), 1)
+    # The division comes last and never makes a NaN: XLA then computes factors once,
+    # not again inside every product that they weight.
+    return jnp.where(counts, kept, 0) / norm
 
 
 def global_norm(leaves: Sequence[jax.Array]) -> jax.Array:
     """L2 norm over all leaves, in float32, or in float64 where a leaf is float64."""
     squares = [squared_sum(leaf) for leaf in leaves]
-    dtype = jnp.result_type(jnp.float32, *(square.dtype for square in squares))
+    dtype = wide_dtype(*(square.dtype for square in squares))
     total = sum((s.astype(dtype) for s in squares), start=jnp.zeros((), dtype))
     return jnp.sqrt(total)
+
+
+def _upper_norm(leaves: Sequence[jax.Array]) -> jax.Array:
+    """`global_norm`, plus what the squares of numbers below 1e-19 may have lost."""
+    norm = global_norm(leaves)
+    lost = tiny(norm.dtype) * sum(leaf.size for leaf in leaves)
+    return jnp.sqrt(jnp.square(norm) + lost)
 
 
 def squared_sum(array: jax.Array) -> jax.Array:
     """Sum of squared magnitudes, in at least float32."""
     magnitudes = jnp.abs(array)
-    return jnp.sum(jnp.square(magnitudes.astype(_wide(magnitudes))))
+    return jnp.sum(jnp.square(widened(magnitudes)))
 
 
-def _wide(array: jax.Array) -> Any:
-    return jnp.promote_types(array.dtype, jnp.float32)
+def _scaled(array: jax.Array, factor: jax.Array) -> jax.Array:
+    dtype = wide_dtype(array.dtype)
+    return (factor.astype(dtype) * array.astype(dtype)).astype(array.dtype)

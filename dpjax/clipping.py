@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -16,6 +17,7 @@ from dpjax.calling import Call, Convention
 from dpjax.clip_factors import Clipping
 from dpjax.outer_products import SquaredNorm
 from dpjax.per_example import ClippedBatch
+from dpjax.precision import wide_dtype
 from dpjax.tracing import Traced
 
 PyTree: TypeAlias = Any
@@ -43,7 +45,7 @@ class Aux(NamedTuple):
     aux: Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad:
     """A function that returns a sum of clipped per-example gradients.
 
@@ -305,7 +307,7 @@ def per_example_grad_norms(
         fun,
         argnums,
         has_aux,
-        l2_clip_norm=0.0,
+        l2_clip_norm=math.inf,
         batch_argnums=batch_argnums,
         keep_batch_dim=keep_batch_dim,
         return_grad_norms=True,
@@ -418,8 +420,7 @@ def _sum_by_taps(
     is_uncertain = _is_uncertain(
         squared, settings.clipping, is_reported=settings.return_grad_norms
     )
-    # An infinite norm, not a zero factor, leaves an example out: with the division
-    # last, XLA computes factors once and not again inside every product they weight.
+    # An infinite norm leaves an example out: its factor is 0.
     left_out = is_padding | is_uncertain
     factors = settings.clipping.factors(
         [
@@ -489,7 +490,7 @@ def _is_uncertain(
 
 
 def _sum_norms(norms: Sequence[SquaredNorm]) -> SquaredNorm:
-    dtype = jnp.result_type(jnp.float32, *(norm.value.dtype for norm in norms))
+    dtype = wide_dtype(*(norm.value.dtype for norm in norms))
     value, rounding = (
         functools.reduce(jnp.add, (part.astype(dtype) for part in parts))
         for parts in zip(*norms, strict=True)

@@ -27,6 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dpjax.precision import tiny, widened
+
 Array: TypeAlias = jax.Array
 
 # Rounding of a gram-form squared norm, in units of eps * (sum_t |l_t||r_t|)^2. The
@@ -67,17 +69,12 @@ def _rounding_unit(dtype: Any) -> float:
     return _ROUNDING_UNITS * float(jnp.finfo(dtype).eps)
 
 
-def _wide(array: Array) -> Array:
-    """At least float32, the precision that norms are computed in."""
-    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
-
-
 def _sum(arrays: Iterable[Array]) -> Array:
     return functools.reduce(jnp.add, arrays)
 
 
 def _einsum(formula: str, *operands: Array) -> Array:
-    return jnp.einsum(formula, *map(_wide, operands), precision=lax.Precision.HIGHEST)
+    return jnp.einsum(formula, *map(widened, operands), precision=lax.Precision.HIGHEST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +106,7 @@ class Dense:
 
     def squared_row_norms(self) -> Array:
         """Squared norm at each place, float[n, t]."""
-        return jnp.sum(jnp.square(_wide(self.array_NxTxK)), axis=2)
+        return jnp.sum(jnp.square(widened(self.array_NxTxK)), axis=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +138,7 @@ class OneHot:
         columns = jnp.clip(self.ids_T, 0, self.width - 1)
         picked_NxSxT = jnp.take(other.array_NxTxK, columns, axis=2)
         picked = jnp.where(self._inside_T[None, None], picked_NxSxT, 0)
-        return jnp.swapaxes(_wide(picked), 1, 2)
+        return jnp.swapaxes(widened(picked), 1, 2)
 
     def squared_row_norms(self) -> Array:
         """Squared norm at each place, float[1, t]."""
@@ -224,7 +221,7 @@ class Patches:
 
     def squared_row_norms(self) -> Array:
         """Squared norm at each place, float[n, t]."""
-        total = jnp.sum(jnp.square(_wide(self.input_NxSxC)), axis=-1)
+        total = jnp.sum(jnp.square(widened(self.input_NxSxC)), axis=-1)
         for i, window in enumerate(self.windows, 1):
             total = _sum(window.shifts(total, i))
         return total.reshape(total.shape[0], self.length)
@@ -286,7 +283,7 @@ def concatenate(uses: Sequence[OuterProducts]) -> list[OuterProducts]:
     if len(dense) < 2:
         return list(uses)
     left, right = (
-        Dense(jnp.concatenate([_wide(array) for array in arrays], axis=1))
+        Dense(jnp.concatenate([widened(array) for array in arrays], axis=1))
         for arrays in zip(*dense, strict=True)
     )
     return [OuterProducts(left, right), *others]
@@ -296,13 +293,13 @@ def _single_norm(use: OuterProducts) -> SquaredNorm:
     assert isinstance(use.left, Dense)
     assert isinstance(use.right, Dense)
     left, right = (
-        jnp.sum(jnp.square(_wide(factor.array_NxTxK.ravel())))
+        jnp.sum(jnp.square(widened(factor.array_NxTxK.ravel())))
         for factor in (use.left, use.right)
     )
     value = left * right
     underflow = use.left.width * right + use.right.width * left + 1.0
-    unit, tiny = _rounding_unit(value.dtype), float(jnp.finfo(value.dtype).tiny)
-    return SquaredNorm(value, unit * value + tiny * underflow)
+    rounding = _rounding_unit(value.dtype) * value + tiny(value.dtype) * underflow
+    return SquaredNorm(value, rounding)
 
 
 def squared_norm(uses: Sequence[OuterProducts]) -> SquaredNorm:
@@ -332,7 +329,7 @@ def squared_norm(uses: Sequence[OuterProducts]) -> SquaredNorm:
     widths = uses[0].left.width, uses[0].right.width
     underflow = length * (widths[1] * left + widths[0] * right + length)
     rounding = _rounding_unit(dtype) * jnp.sum(jnp.square(reach))
-    rounding += float(jnp.finfo(dtype).tiny) * underflow
+    rounding += tiny(dtype) * underflow
     value = jnp.zeros((), dtype)
     for i, first in enumerate(uses):
         for j, second in enumerate(uses[i:], i):

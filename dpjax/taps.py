@@ -25,8 +25,19 @@ import jax.numpy as jnp
 from jax.extend.core import primitives
 
 from dpjax import _compat
+from dpjax.precision import is_narrow, widened
 
 Values: TypeAlias = Mapping[_compat.Var, Any]
+
+_WITHOUT_DERIVATIVE = frozenset(
+    {
+        primitives.ceil_p,
+        primitives.floor_p,
+        primitives.round_p,
+        primitives.sign_p,
+        primitives.stop_gradient_p,
+    }
+)
 
 
 class Side(enum.IntEnum):
@@ -99,8 +110,8 @@ class TappedFunction:
       taps: the taps, in the order of evaluation.
       unbatched_equations: the equations that do not depend on the example.
       scales_with_loss: whether weighting the loss weights all gradients: there is no
-        `custom_vjp` rule, which need not be linear, and no float16, in which a small
-        weight is rounded to another.
+        `custom_vjp` rule, which need not be linear, and nothing narrower than float32,
+        in which a weight is rounded to a larger one.
     """
 
     def __init__(self, jaxpr: _compat.ClosedJaxpr, num_leaves: int):
@@ -115,11 +126,10 @@ class TappedFunction:
         self._tap_index: dict[int, int] = {}
         self.taps: list[Tap] = []
         self._sort_values(inner.eqns)
+        bending = (primitives.custom_vjp_call_p, primitives.reduce_precision_p)
         self.scales_with_loss = not any(
-            equation.primitive is primitives.custom_vjp_call_p
-            or any(
-                getattr(v.aval, "dtype", None) == jnp.float16 for v in equation.outvars
-            )
+            equation.primitive in bending
+            or any(is_narrow(variable.aval) for variable in equation.outvars)
             for equation in _compat.all_equations(inner)
         )
 
@@ -130,7 +140,7 @@ class TappedFunction:
         for equation in equations:
             sides = [self.side(atom) for atom in equation.invars]
             side = max(sides, default=Side.CONSTANT)
-            stopped = equation.primitive is primitives.stop_gradient_p
+            stopped = equation.primitive in _WITHOUT_DERIVATIVE
             for variable in equation.outvars:
                 # Integers and booleans computed from parameters carry no derivative.
                 loose = stopped or not is_floating(variable.aval)
@@ -271,13 +281,6 @@ class TappedFunction:
             return _read_all(local, variables)
 
         return function
-
-
-def widened(value: Any) -> Any:
-    """The value in at least float32, if it is floating point."""
-    if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
-        return value
-    return jnp.asarray(value, jnp.promote_types(jnp.result_type(value), jnp.float32))
 
 
 def read(values: Values, atom: _compat.Atom) -> Any:

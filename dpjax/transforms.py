@@ -55,6 +55,7 @@ import optax
 
 from dpjax import _compat
 from dpjax.clip_factors import Clipping, squared_sum
+from dpjax.precision import wide_dtype, widened
 
 # Standard normals drawn at once for several leaves: 16 MiB of them.
 _DRAW_SIZE = 2**22
@@ -248,9 +249,9 @@ def clip_and_noise(
 
 
 def _clipped_sums(clipping: Clipping, gradients: optax.Updates) -> list[jax.Array]:
-    leaves = [leaf.astype(_wide(leaf.dtype)) for leaf in jax.tree.leaves(gradients)]
+    leaves = list(map(widened, jax.tree.leaves(gradients)))
     groups = clipping.groups(gradients)
-    dtype = np.result_type(*(leaf.dtype for leaf in leaves))
+    dtype = wide_dtype(*(leaf.dtype for leaf in leaves))
     squares = [jax.vmap(squared_sum)(leaf).astype(dtype) for leaf in leaves]
     norms = [
         jnp.sqrt(
@@ -286,7 +287,7 @@ def _noisy_means(
     step_key = jax.random.fold_in(state.key, state.step)
 
     def mean(x: jax.Array, normal: jax.Array | None) -> jax.Array:
-        dtype = _wide(x.dtype)
+        dtype = wide_dtype(x.dtype)
         x = x.astype(dtype)
         if normal is not None:
             scale = jnp.asarray(noise_multiplier, dtype)
@@ -307,23 +308,21 @@ def _standard_normals(key: jax.Array, like: Sequence[jax.Array]) -> list[jax.Arr
     draws: list[list[int]] = []
     for i, leaf in enumerate(like):
         fits = draws and sum(like[j].size for j in draws[-1]) + leaf.size <= _DRAW_SIZE
-        if fits and _wide(like[draws[-1][0]].dtype) == _wide(leaf.dtype):
+        if fits and wide_dtype(like[draws[-1][0]].dtype) == wide_dtype(leaf.dtype):
             draws[-1].append(i)
         else:
             draws.append([i])
     normals: list[jax.Array] = []
     for draw_key, draw in zip(jax.random.split(key, len(draws)), draws, strict=True):
         sizes = [like[i].size for i in draw]
-        flat = jax.random.normal(draw_key, (sum(sizes),), _wide(like[draw[0]].dtype))
+        flat = jax.random.normal(
+            draw_key, (sum(sizes),), wide_dtype(like[draw[0]].dtype)
+        )
         parts = jnp.split(flat, np.cumsum(sizes)[:-1])
         normals += [
             part.reshape(like[i].shape) for i, part in zip(draw, parts, strict=True)
         ]
     return normals
-
-
-def _wide(dtype: Any) -> Any:
-    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
 
 
 def _concrete(value: Any) -> float | None:
