@@ -123,7 +123,8 @@ class Clipping:
 
 
 def _factor(norm: jax.Array, bound: Any, rescale_to_unit_norm: bool) -> jax.Array:
-    bound = jnp.maximum(jnp.asarray(bound, norm.dtype), 0)
+    bound = jnp.asarray(bound, norm.dtype)
+    bound = jnp.where(bound > 0, bound, 0)  # NaN too
     counts = (norm > 0) & jnp.isfinite(norm)
     norm = jnp.where(counts, norm, 1)
     kept = jnp.minimum(bound, norm)
