@@ -20,7 +20,7 @@ SMALL = {
         "--config.batch_size=32",
     ],
     "experiments.dp.benchmark": [
-        "--config.models=small_mlp",
+        "--config.models=mlp",
         "--config.batch_sizes=2",
         "--config.image_shape=8,8,1",
         "--config.methods=auto",
