@@ -639,7 +639,7 @@ def _rdp_by_quadrature(sigma: float, q: float, order: float) -> float:
             power + np.log(np.maximum(-np.expm1(np.minimum(log_linear - power, 0)), 0)),
         )
     log_terms = log_weight + log_excess
-    top = log_terms.max()
+    top = float(np.max(log_terms))
     if top == -math.inf:
         return 0.0
     log_sum = top + math.log(np.exp(log_terms - top).sum())
