@@ -45,7 +45,7 @@ outputs has none. Give every transform a key of its own.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -141,10 +141,6 @@ def privatize(
     _check_divisor(normalize_by)
     _check_key(key)
 
-    def init(params: optax.Params) -> PrivatizeState:
-        del params
-        return PrivatizeState(key=key, step=jnp.zeros((), jnp.int32))
-
     def update(
         updates: optax.Updates,
         state: PrivatizeState,
@@ -158,7 +154,7 @@ def privatize(
         noisy = [mean.astype(x.dtype) for mean, x in zip(noisy, sums, strict=True)]
         return jax.tree.unflatten(structure, noisy), state._replace(step=state.step + 1)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(_first_state(key), update)
 
 
 def clip_and_noise(
@@ -224,10 +220,6 @@ def clip_and_noise(
         )
     sensitivity = 0.0 if unclipped else clipping.norm_bound()
 
-    def init(params: optax.Params) -> PrivatizeState:
-        del params
-        return PrivatizeState(key=key, step=jnp.zeros((), jnp.int32))
-
     def update(
         updates: optax.Updates,
         state: PrivatizeState,
@@ -245,7 +237,15 @@ def clip_and_noise(
         ]
         return jax.tree.unflatten(structure, noisy), state._replace(step=state.step + 1)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(_first_state(key), update)
+
+
+def _first_state(key: jax.Array) -> Callable[[optax.Params], PrivatizeState]:
+    def init(params: optax.Params) -> PrivatizeState:
+        del params
+        return PrivatizeState(key=key, step=jnp.zeros((), jnp.int32))
+
+    return init
 
 
 def _clipped_sums(clipping: Clipping, gradients: optax.Updates) -> list[jax.Array]:
