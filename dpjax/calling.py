@@ -192,8 +192,8 @@ def _checked_leaf(leaf: Any, path: str) -> jax.Array:
     array = jnp.asarray(leaf)
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         raise TypeError(
-            f"parameter {path} has dtype {array.dtype}, which has no gradient: pass it "
-            "in another argument or make it floating point"
+            f"{path} has dtype {array.dtype}, which has no gradient: pass it in an "
+            "argument that argnums leaves out, or make it floating point"
         )
     return array
 

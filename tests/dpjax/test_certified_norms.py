@@ -22,17 +22,21 @@ def _projection(w, tokens_TxD, targets_TxP):
     return jnp.sum((tokens_TxD @ w) * targets_TxP)
 
 
-def _contributions(method, tokens, targets):
-    grad_fn = jax.jit(
-        clipped_grad(
-            _projection,
-            l2_clip_norm=CLIP_NORM,
-            batch_argnums=(1, 2),
-            keep_batch_dim=False,
-            return_grad_norms=True,
-            method=method,
-        )
+def _clipped(loss, method, **options):
+    """For losses of (w, tokens, targets) of one example."""
+    grad_fn = clipped_grad(
+        loss,
+        l2_clip_norm=CLIP_NORM,
+        batch_argnums=(1, 2),
+        keep_batch_dim=False,
+        method=method,
+        **options,
     )
+    return jax.jit(grad_fn)
+
+
+def _contributions(method, tokens, targets):
+    grad_fn = _clipped(_projection, method, return_grad_norms=True)
     w = jnp.zeros((tokens.shape[-1], targets.shape[-1]))
     count = tokens.shape[0]
     sums, reported = [], []
@@ -106,15 +110,7 @@ def test_poisoned_examples_leave_the_others_alone(method, poison):
     rng = np.random.default_rng(0)
     tokens = rng.standard_normal((6, 5, 4)).astype(np.float32)
     targets = rng.standard_normal((6, 5, 3)).astype(np.float32)
-    grad_fn = jax.jit(
-        clipped_grad(
-            _projection,
-            l2_clip_norm=CLIP_NORM,
-            batch_argnums=(1, 2),
-            keep_batch_dim=False,
-            method=method,
-        )
-    )
+    grad_fn = _clipped(_projection, method)
     w = jnp.zeros((4, 3))
     clean = grad_fn(w, tokens[2:], targets[2:])
     tokens[0], targets[1] = poison, poison
@@ -148,15 +144,7 @@ def test_low_precision_parameters(method):
     def loss(w, tokens, targets):
         return jnp.sum((tokens @ w) * targets).astype(jnp.float32)
 
-    grad_fn = jax.jit(
-        clipped_grad(
-            loss,
-            l2_clip_norm=CLIP_NORM,
-            batch_argnums=(1, 2),
-            keep_batch_dim=False,
-            method=method,
-        )
-    )
+    grad_fn = _clipped(loss, method)
     w = jnp.zeros((16, 16), jnp.bfloat16)
     for i in range(8):
         total = grad_fn(w, tokens, targets, is_padding_example=jnp.arange(8) != i)
