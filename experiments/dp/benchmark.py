@@ -49,7 +49,7 @@ from experiments.dp import (
 from experiments.dp.benchmark_config import BenchmarkConfig
 from experiments.dp.benchmark_report import Cell
 from experiments.errors import RunError
-from experiments.models import classifiers
+from experiments.models import registry
 
 
 def main() -> None:
@@ -108,7 +108,7 @@ def _measure(
                     progress_bar.update()
 
                 results = measuring.measure(problem, config, on_measured)
-                size = classifiers.num_parameters(problem.params)
+                size = registry.num_parameters(problem.params)
                 cells.append(Cell(name, size, batch_size, results))
                 # A method that failed left its turns.
                 progress_bar.update(per_cell * len(cells) - progress_bar.n)

@@ -18,7 +18,7 @@ class BenchmarkConfig:
     """What is measured, and how often. On the command line a tuple is written a,b,c.
 
     Attributes:
-      models: Names of `experiments.models.classifiers`.
+      models: Specs of `experiments.models.registry`.
       batch_sizes: Examples per step; lower them for a small machine.
       image_shape: Height, width and channels of the random images.
       noise_multiplier: Of the private steps; 0 leaves the noise out, whose cost is the

@@ -20,7 +20,7 @@ import optax
 import dpjax
 from dpjax import clipping
 from experiments.dp.steps import Data, TrainState
-from experiments.models import classifiers
+from experiments.models import registry
 
 PyTree = Any
 Loss = Callable[[PyTree, Data], jax.Array]
@@ -102,12 +102,12 @@ def make_problem(model: nn.Module, batch: Data, noise_multiplier: float) -> Prob
     """Puts a problem together from a classifier and labelled images."""
 
     def loss(params: PyTree, batch: Data) -> jax.Array:
-        logits_BxV: Any = model.apply(params, batch.images_NxHxWxC)
+        logits_BxV: Any = model.apply(params, batch.inputs_N)
         return optax.softmax_cross_entropy_with_integer_labels(
             logits_BxV, batch.labels_N
         ).mean()
 
-    params = jax.jit(model.init)(jax.random.key(0), batch.images_NxHxWxC[:1])
+    params = jax.jit(model.init)(jax.random.key(0), batch.inputs_N[:1])
 
     @jax.jit
     def grad_norms(params: PyTree, batch: Data) -> jax.Array:
@@ -130,9 +130,8 @@ def random_batch(image_shape: tuple[int, ...], batch_size: int) -> Data:
 
 
 def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
-    """The classifier called `name`; raises `UsageError` as `classifiers.build` does."""
-    height, width, channels = image_shape
-    return classifiers.build(name, (height, width, channels), NUM_CLASSES)
+    """The classifier called `name`; raises `UsageError` as `registry.build` does."""
+    return registry.build(name, image_shape, NUM_CLASSES)
 
 
 def _non_private_program(problem: Problem) -> Program:

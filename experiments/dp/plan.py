@@ -14,7 +14,7 @@ from experiments.dp import optimizers, sampling, seeds
 from experiments.dp.steps import PrivateStep
 from experiments.dp.train_config import TrainConfig
 from experiments.errors import UsageError
-from experiments.models import classifiers
+from experiments.models import registry
 
 NOT_COVERED_BY_EPSILON = ("loss", "train_accuracy", "clipped_fraction")
 
@@ -91,7 +91,7 @@ def make_plan(config: TrainConfig) -> Plan:
             f"{dataset.num_train} training examples of {config.dataset}: lower "
             "--config.batch_size"
         )
-    model = classifiers.build(config.model, dataset.image_shape, dataset.num_classes)
+    model = registry.build(config.model, dataset.image_shape, dataset.num_classes)
     images_1xHxWxC = jnp.zeros((1, *dataset.image_shape))
     params = jax.eval_shape(model.init, jax.random.key(0), images_1xHxWxC)
     sampling_probability = config.batch_size / dataset.num_train
@@ -99,7 +99,7 @@ def make_plan(config: TrainConfig) -> Plan:
         config,
         dataset,
         model,
-        classifiers.num_parameters(params),
+        registry.num_parameters(params),
         sampling_probability,
         _noise_multiplier(config, sampling_probability),
         config.physical_batch_size

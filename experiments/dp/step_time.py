@@ -99,7 +99,7 @@ def _non_private_step(
     model: nn.Module, optimizer: optax.GradientTransformation
 ) -> Callable[[TrainState, Data, np.ndarray], tuple[TrainState, jax.Array]]:
     def loss_fn(params: Any, batch: Data) -> jax.Array:
-        logits_BxV: Any = model.apply(params, batch.images_NxHxWxC)
+        logits_BxV: Any = model.apply(params, batch.inputs_N)
         return optax.softmax_cross_entropy_with_integer_labels(
             logits_BxV, batch.labels_N
         ).mean()
@@ -107,7 +107,7 @@ def _non_private_step(
     def step(
         state: TrainState, data: Data, indices_B: jax.Array
     ) -> tuple[TrainState, jax.Array]:
-        batch = Data(data.images_NxHxWxC[indices_B], data.labels_N[indices_B])
+        batch = Data(data.inputs_N[indices_B], data.labels_N[indices_B])
         loss, grads = jax.value_and_grad(loss_fn)(state.params, batch)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         return TrainState(optax.apply_updates(state.params, updates), opt_state), loss

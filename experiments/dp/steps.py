@@ -50,9 +50,14 @@ class ClippedSums(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Labelled images on the device: f32[N, H, W, C] and i32[N]."""
+    """Labelled examples on the device.
 
-    images_NxHxWxC: jax.Array
+    Attributes:
+      inputs_N: Images f32[N, H, W, C] or token ids i32[N, T].
+      labels_N: i32[N].
+    """
+
+    inputs_N: jax.Array
     labels_N: jax.Array
 
 
@@ -78,7 +83,7 @@ class PrivateStep:
         """Puts the clipping, the noise and the divisor together.
 
         Args:
-          model: Maps images_BxHxWxC to logits_BxV.
+          model: Maps inputs_B to logits_BxV.
           optimizer: Applied to the noisy mean gradient.
           noise_key: Secret; keeps its place in the optimizer state.
           l2_clip_norm: Bound on the L2 norm of each example's gradient.
@@ -140,7 +145,7 @@ def _make_clipped_sums(
     """Returns `f(params, data, indices_B)`, -1 being padding, and its sensitivity."""
 
     def loss_fn(params: PyTree, batch: Data) -> tuple[jax.Array, jax.Array]:
-        logits_BxV: Any = model.apply(params, batch.images_NxHxWxC)
+        logits_BxV: Any = model.apply(params, batch.inputs_N)
         losses_B = optax.softmax_cross_entropy_with_integer_labels(
             logits_BxV, batch.labels_N
         )
@@ -159,7 +164,7 @@ def _make_clipped_sums(
         is_real_B = indices_B >= 0
         # Padding rows read example 0 here; clipped_grad and the sums leave them out.
         rows_B = jnp.maximum(indices_B, 0)
-        batch = Data(data.images_NxHxWxC[rows_B], data.labels_N[rows_B])
+        batch = Data(data.inputs_N[rows_B], data.labels_N[rows_B])
         grads, aux = grad_fn(params, batch, is_padding_example=~is_real_B)
         predictions_B = jnp.argmax(aux.aux.reshape(len(rows_B), -1), axis=-1)
         return ClippedSums(
@@ -190,7 +195,7 @@ def make_evaluate(
     def num_correct(params: PyTree, data: Data, indices_B: jax.Array) -> jax.Array:
         is_real_B = indices_B >= 0
         rows_B = jnp.maximum(indices_B, 0)
-        logits_BxV: Any = model.apply(params, data.images_NxHxWxC[rows_B])
+        logits_BxV: Any = model.apply(params, data.inputs_N[rows_B])
         is_right_B = jnp.argmax(logits_BxV, axis=-1) == data.labels_N[rows_B]
         return jnp.sum(is_real_B & is_right_B)
 

@@ -4,17 +4,15 @@ No layer here mixes examples (no batch normalisation), so per-example gradients 
 """
 
 import dataclasses
-import difflib
 from collections.abc import Callable
-from typing import Any
+from typing import Literal
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
-from experiments.errors import UsageError
+Activation = Literal["relu", "sigmoid", "tanh"]
 
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "relu": nn.relu,
     "sigmoid": nn.sigmoid,
     "tanh": nn.tanh,
@@ -34,7 +32,7 @@ class MLP(nn.Module):
 
     num_classes: int
     hidden_sizes: tuple[int, ...] = (128, 256)
-    activation: str = "sigmoid"
+    activation: Activation = "sigmoid"
 
     @nn.compact
     def __call__(self, images_BxHxWxC: jax.Array) -> jax.Array:
@@ -72,7 +70,7 @@ class CNN(nn.Module):
     num_classes: int
     layers: tuple[ConvLayer, ...] = (ConvLayer(20, 5), ConvLayer(50, 5))
     hidden_size: int = 128
-    activation: str = "relu"
+    activation: Activation = "relu"
 
     @nn.compact
     def __call__(self, images_BxHxWxC: jax.Array) -> jax.Array:
@@ -95,22 +93,35 @@ class CNN(nn.Module):
         return nn.Dense(self.num_classes)(x)
 
 
-def mlp(image_shape: tuple[int, int, int], num_classes: int) -> MLP:
+def mlp(
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    hidden_sizes: tuple[int, ...] = (128, 256),
+    activation: Activation = "sigmoid",
+) -> MLP:
     """The MLP of Lee & Kifer 2021."""
     del image_shape
-    return MLP(num_classes)
+    return MLP(num_classes, hidden_sizes, activation)
 
 
-def cnn(image_shape: tuple[int, int, int], num_classes: int) -> CNN:
+def cnn(
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    channels: tuple[int, ...] = (20, 50),
+    kernel_size: int = 5,
+    hidden_size: int = 128,
+    activation: Activation = "relu",
+) -> CNN:
     """The CNN of Lee & Kifer 2021.
 
     Its two unpadded 5x5 convolutions need 16 pixels (16, 12, 6, 2, 1); on smaller
-    images, such as the 8x8 digits, both are padded ("SAME") instead.
+    images, such as the 8x8 digits, all are padded ("SAME") instead.
     """
-    if min(image_shape[:2]) >= 16:
-        return CNN(num_classes)
-    padded = (ConvLayer(20, 5, padding="SAME"), ConvLayer(50, 5, padding="SAME"))
-    return CNN(num_classes, layers=padded)
+    padding = "VALID" if min(image_shape[:2]) >= 16 else "SAME"
+    layers = tuple(ConvLayer(c, kernel_size, padding=padding) for c in channels)
+    return CNN(num_classes, layers, hidden_size, activation)
 
 
 def tempered_cnn(image_shape: tuple[int, int, int], num_classes: int) -> CNN:
@@ -124,40 +135,3 @@ def tempered_cnn(image_shape: tuple[int, int, int], num_classes: int) -> CNN:
         ConvLayer(32, 4, stride=2, padding="VALID", pool_stride=1),
     )
     return CNN(num_classes, layers=layers, hidden_size=32, activation="tanh")
-
-
-BUILDERS = {"mlp": mlp, "cnn": cnn, "tempered_cnn": tempered_cnn}
-
-
-def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """Returns the classifier called `name` for images of `image_shape`.
-
-    Raises:
-      UsageError: No such classifier, or images too small for it.
-
-    Example:
-      >>> model = build("mlp", (28, 28, 1), num_classes=10)
-      >>> params = model.init(jax.random.key(0), jnp.zeros((1, 28, 28, 1)))
-      >>> num_parameters(params)
-      136074
-    """
-    if name not in BUILDERS:
-        close = difflib.get_close_matches(name, BUILDERS, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise UsageError(
-            f"model={name!r} is unknown{hint}: expected one of {', '.join(BUILDERS)}"
-        )
-    model = BUILDERS[name](image_shape, num_classes)
-    try:
-        jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, *image_shape)))
-    except ValueError as error:
-        raise UsageError(
-            f"model={name!r} does not fit images of shape {image_shape} ({error}): "
-            "choose another model, such as mlp"
-        ) from error
-    return model
-
-
-def num_parameters(params: Any) -> int:
-    """Number of scalars in a tree of parameters."""
-    return sum(leaf.size for leaf in jax.tree.leaves(params))

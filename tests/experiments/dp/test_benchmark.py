@@ -30,7 +30,7 @@ from experiments.dp.measuring import Result
 from experiments.dp.steps import Data
 from experiments.dp.timing import Spread
 from experiments.errors import RunError, UsageError
-from experiments.models import classifiers
+from experiments.models import registry
 
 REPOSITORY = pathlib.Path(__file__).parents[3]
 CLIPPING = [name for name, method in METHODS.items() if method.clipped_sum]
@@ -65,14 +65,10 @@ class Linear(nn.Module):
 
 @pytest.fixture(autouse=True)
 def small_models(monkeypatch):
-    builders = {
-        **classifiers.BUILDERS,
-        "linear": lambda image_shape, num_classes: Linear(num_classes),
-        "small_mlp": lambda image_shape, num_classes: classifiers.MLP(
-            num_classes, hidden_sizes=(4,)
-        ),
-    }
-    monkeypatch.setattr(classifiers, "BUILDERS", builders)
+    linear = registry.Entry(
+        "image", lambda image_shape, num_classes: Linear(num_classes)
+    )
+    monkeypatch.setitem(registry.MODELS, "linear", linear)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -174,7 +170,7 @@ def clipped_sum_in_float64(problem):
 
 
 def test_methods_clip_alike():
-    problem = problem_for("small_mlp")
+    problem = problem_for("mlp:hidden_sizes=4")
     expected = clipped_sum_in_float64(problem)
     for name in CLIPPING:
         found = measuring.clipped_gradient(name, problem)

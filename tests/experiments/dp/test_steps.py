@@ -17,8 +17,8 @@ MODEL = classifiers.MLP(num_classes=3, hidden_sizes=(4,))
 @pytest.fixture(scope="module")
 def data():
     rng = np.random.default_rng(0)
-    images_NxHxWxC = rng.uniform(size=(40, 3, 3, 1)).astype(np.float32)
-    return Data(jnp.asarray(images_NxHxWxC), jnp.asarray(rng.integers(0, 3, 40)))
+    inputs_N = rng.uniform(size=(40, 3, 3, 1)).astype(np.float32)
+    return Data(jnp.asarray(inputs_N), jnp.asarray(rng.integers(0, 3, 40)))
 
 
 @jax.jit
@@ -61,7 +61,7 @@ def clipped_mean(data, indices):
     @jax.jit
     @jax.grad
     def grad_fn(params, i):
-        logits_1xV = MODEL.apply(params, data.images_NxHxWxC[i][None])
+        logits_1xV = MODEL.apply(params, data.inputs_N[i][None])
         return optax.softmax_cross_entropy_with_integer_labels(
             logits_1xV[0], data.labels_N[i]
         )
@@ -148,7 +148,7 @@ def test_zero_sums_are_like_the_sums(quiet_step, data):
 @pytest.mark.parametrize("batch_size", [7, 40, 64])
 def test_accuracy_counts_every_example_once(data, batch_size):
     params = init_params()
-    predictions_N = jnp.argmax(MODEL.apply(params, data.images_NxHxWxC), axis=-1)
+    predictions_N = jnp.argmax(MODEL.apply(params, data.inputs_N), axis=-1)
     expected = float(jnp.mean(predictions_N == data.labels_N))
     found = make_evaluate(MODEL, batch_size)(params, data)
     assert found == pytest.approx(expected, abs=1e-6)

@@ -242,7 +242,7 @@ def test_noise_is_calibrated_to_the_target(tmp_path):
         ({"dataset": "digit"}, "dataset='digit' is unknown.*did you mean 'digits'"),
         ({"dataset": "idx:/nowhere"}, "'idx:/nowhere': there is no such folder"),
         ({"model": "mlpp"}, "model='mlpp' is unknown.*did you mean 'mlp'"),
-        ({"model": "tempered_cnn"}, r"does not fit images of shape \(8, 8, 1\)"),
+        ({"model": "tempered_cnn"}, r"does not fit image inputs of shape \(8, 8, 1\)"),
         ({"optimizer": "sdg"}, "config.optimizer='sdg' is unknown.*sgd"),
         ({"batch_size": 1438}, "config.batch_size=1438, expected at most the 1437"),
         (
