@@ -3,6 +3,7 @@
 from dpjax import accounting
 from dpjax.clipping import Aux, ClippedGrad, clipped_grad, per_example_grad_norms
 from dpjax.explaining import explain
+from dpjax.separability import require_separable
 from dpjax.transforms import clip_and_noise, privatize
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "explain",
     "per_example_grad_norms",
     "privatize",
+    "require_separable",
 ]

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from dpjax import _compat
+from dpjax import _compat, batch_statistics
 
 PyTree: TypeAlias = Any
 
@@ -67,6 +67,7 @@ class Convention:
                 f"batch_argnums={self.batch_argnums} and "
                 f"prng_argnum={self.prng_argnum} need {needed + 1}"
             )
+        batch_statistics.require_none(self.parameters(args), "the parameter ")
         leaves, parameter_tree = jax.tree.flatten(self.parameters(args))
         paths = _paths(self.parameters(args))
         batched = {f"argument {i}": args[i] for i in self._batch_argnums}
@@ -96,6 +97,7 @@ class Convention:
                 given[i] = value
             result = self.fun(*given, **seen["kwargs"])
             loss, aux = _checked_pair(result) if self.has_aux else (result, None)
+            batch_statistics.require_none(aux, "aux")
             return _checked_loss(loss), aux
 
         return Call(

@@ -186,9 +186,11 @@ def clipped_grad(
     from the same backward pass. Lee & Kifer 2021, section 4 (reweighting); Bu et al.
     2023 (book-keeping).
 
-    `fun` is any JAX function of one example: it is traced with a batch of one. Layers
-    that mix examples (batch normalisation in training mode, contrastive losses) thereby
-    become another model, without an error.
+    `fun` is any JAX function of one example: it is traced with a batch of one. What
+    mixes examples (batch normalisation in training mode, contrastive losses) thereby
+    becomes another model. Batch statistics with Flax's names among the parameters or in
+    the aux are an error; the rest cannot be seen from one example, without an error:
+    check with `dpjax.require_separable`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -240,7 +242,7 @@ def clipped_grad(
       was asked for. The values in `Aux` are per example and not private.
 
     Raises:
-      ValueError: wrong arguments, at once or when called.
+      ValueError: wrong arguments, at once or when called; batch statistics.
       TypeError: integer parameters, or a loss that is no floating point scalar.
     """
     settings = _Settings(
