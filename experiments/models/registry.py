@@ -5,7 +5,8 @@ are left to separate specs on a command line, and no shell needs quotes:
 
     mlp
     mlp:hidden_sizes=1024-1024-1024:activation=relu
-    cnn:channels=32-64
+    transformer:layers=4:width=128
+    resnet18:width=16:stem=small
 
 A model's options are the keyword arguments of its builder: their names, types and
 defaults are read from its signature.
@@ -24,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.errors import UsageError
-from experiments.models import classifiers
+from experiments.models import classifiers, recurrent, resnet, transformer, vgg
 
 InputKind = Literal["image", "tokens"]
 
@@ -47,6 +48,17 @@ MODELS: dict[str, Entry] = {
     "mlp": Entry("image", classifiers.mlp),
     "cnn": Entry("image", classifiers.cnn),
     "tempered_cnn": Entry("image", classifiers.tempered_cnn),
+    "rnn": Entry("image", recurrent.rnn),
+    "lstm": Entry("image", recurrent.lstm),
+    "transformer": Entry("tokens", transformer.transformer),
+    "resnet18": Entry("image", resnet.resnet18),
+    "resnet34": Entry("image", resnet.resnet34),
+    "resnet50": Entry("image", resnet.resnet50),
+    "resnet101": Entry("image", resnet.resnet101),
+    "vgg11": Entry("image", vgg.vgg11),
+    "vgg13": Entry("image", vgg.vgg13),
+    "vgg16": Entry("image", vgg.vgg16),
+    "vgg19": Entry("image", vgg.vgg19),
 }
 
 _INPUTS = {
@@ -90,8 +102,8 @@ def build(spec: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Modul
         jax.eval_shape(model.init, jax.random.key(0), inputs)
     except (ValueError, ZeroDivisionError) as error:
         raise UsageError(
-            f"model={spec!r} does not fit {entry.kind} inputs of shape {input_shape} "
-            f"({error}): change its options, or choose another model"
+            f"model={spec!r} does not fit {entry.kind} inputs of shape {input_shape}: "
+            f"{error}; change its options, or choose another model"
         ) from error
     return model
 
