@@ -80,8 +80,8 @@ def build(spec: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Modul
 
     Example:
       >>> model = build("mlp", (28, 28, 1), num_classes=10)
-      >>> params = model.init(jax.random.key(0), jnp.zeros((1, 28, 28, 1)))
-      >>> num_parameters(params)
+      >>> images = jnp.zeros((1, 28, 28, 1))
+      >>> num_parameters(jax.eval_shape(model.init, jax.random.key(0), images))
       136074
       >>> build("mlp:hidden_sizes=64-32", (8, 8, 1), num_classes=10).hidden_sizes
       (64, 32)
