@@ -189,8 +189,8 @@ def clipped_grad(
     `fun` is any JAX function of one example: it is traced with a batch of one. What
     mixes examples (batch normalisation in training mode, contrastive losses) thereby
     becomes another model. Batch statistics with Flax's names among the parameters or in
-    the aux are an error; the rest cannot be seen from one example, without an error:
-    check with `dpjax.require_separable`.
+    the aux are an error. The rest cannot be seen from one example and raises none: ask
+    `dpjax.require_separable`.
 
     Example:
       >>> import jax.numpy as jnp

@@ -54,7 +54,7 @@ def _run(arguments, **changes):
 
 
 def test_the_training_loop_runs_as_pasted():
-    setup, loop = _blocks("python")
+    setup, loop, _ = _blocks("python")
     assert len([line for line in loop.splitlines() if line]) <= 16
     accuracy = (
         "logits = x @ params['w'] + params['b']\n"
@@ -65,6 +65,12 @@ def test_the_training_loop_runs_as_pasted():
     printed = dict(line.split() for line in result.stdout.splitlines())
     assert float(printed["accuracy"]) > 0.85
     assert 2.9 < float(printed["epsilon"]) <= 3.0
+
+
+def test_the_check_for_mixed_examples_runs_as_pasted():
+    setup, _, check = _blocks("python")
+    result = _run([sys.executable, "-c", setup + check])
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ class Encoder(nn.Module):
 def test_a_model_in_mixed_precision(dtype, use_batch_norm):
     model = Encoder(dtype, use_batch_norm)
     x_BxTxD, y_BxTxC = _normal(4, 5, 6, 8), _normal(5, 5, 6, 3)
-    variables = model.init(jax.random.key(0), x_BxTxD)
+    variables = jax.jit(model.init)(jax.random.key(0), x_BxTxD)
     statistics = variables.get("batch_stats", {})
 
     def loss(params, statistics, x_BxTxD, y_BxTxC):
