@@ -3,12 +3,12 @@
 import numpy as np
 import sklearn.datasets
 
-from experiments.data.image_dataset import ImageDataset
+from experiments.data.dataset import Dataset
 
 RUN, TEST_EVERY = 10, 5
 
 
-def load() -> ImageDataset:
+def load() -> Dataset:
     """The 1,797 images of 8x8 pixels, 17 grey levels, ten classes.
 
     They come writer by writer (43 writers), the classes mostly in the cycle 0 to 9.
@@ -20,7 +20,7 @@ def load() -> ImageDataset:
     images_NxHxWxC = (data.images[..., None] / 16.0).astype(np.float32)
     labels_N = data.target.astype(np.int32)
     is_test = np.arange(len(labels_N)) // RUN % TEST_EVERY == 0
-    return ImageDataset(
+    return Dataset(
         images_NxHxWxC[~is_test],
         labels_N[~is_test],
         images_NxHxWxC[is_test],

@@ -12,13 +12,13 @@ import zlib
 
 import numpy as np
 
-from experiments.data.image_dataset import ImageDataset, check
+from experiments.data.dataset import Dataset, check
 from experiments.errors import RunError, UsageError
 
 UNSIGNED_BYTE = 0x08
 
 
-def load(folder: str) -> ImageDataset:
+def load(folder: str) -> Dataset:
     """Reads `{train,t10k}-images-idx3-ubyte[.gz]` and `...-labels-idx1-ubyte[.gz]`.
 
     Raises:
@@ -34,7 +34,7 @@ def load(folder: str) -> ImageDataset:
         )
     train_labels_N = _read(path, "train-labels", 1)
     test_labels_N = _read(path, "t10k-labels", 1)
-    dataset = ImageDataset(
+    dataset = Dataset(
         _scaled(_read(path, "train-images", 3)),
         train_labels_N.astype(np.int32),
         _scaled(_read(path, "t10k-images", 3)),

@@ -5,16 +5,22 @@ from typing import Any
 
 import numpy as np
 
-from experiments.data.image_dataset import ImageDataset, check
+from experiments.data import tokenizer
+from experiments.data.dataset import Dataset, check
 from experiments.errors import RunError
 
 
-def load(name: str) -> ImageDataset:
-    """Reads the splits `train` and `test` of the image data set `name`.
+def load(name: str, sequence_length: int) -> Dataset:
+    """Reads the splits `train` and `test` of the data set `name`.
+
+    Args:
+      name: Of a data set of labelled images (mnist, cifar10) or texts (imdb_reviews).
+      sequence_length: Of each text the first so many tokens are kept; shorter ones are
+        padded.
 
     Raises:
       RunError: The optional packages are missing, the data is not prepared and cannot
-        be prepared here, or it holds something other than labelled images.
+        be prepared here, or it holds something other than labelled images or texts.
     """
     source = f"dataset='tfds:{name}'"
     try:
@@ -36,20 +42,23 @@ def load(name: str) -> ImageDataset:
             f"tensorflow_datasets as tfds; tfds.data_source('{name}')\""
         ) from error
     features = train.dataset_info.features
-    if not {"image", "label"} <= set(features):
+    if {"image", "label"} <= set(features):
+        arrays = (*_images(train, source), *_images(test, source))
+        vocabulary_size = None
+    elif {"text", "label"} <= set(features):
+        arrays = (*_texts(train, sequence_length), *_texts(test, sequence_length))
+        vocabulary_size = tokenizer.VOCABULARY_SIZE
+    else:
         raise RunError(
-            f"{source} has the features {sorted(features)}, expected image and label: "
-            "name an image classification data set such as tfds:mnist"
+            f"{source} has the features {sorted(features)}, expected label and one of "
+            "image and text: name a classification data set such as tfds:mnist or "
+            "tfds:imdb_reviews"
         )
-    dataset = ImageDataset(
-        *_arrays(train, source),
-        *_arrays(test, source),
-        num_classes=features["label"].num_classes,
-    )
-    return check(dataset, source)
+    num_classes = features["label"].num_classes
+    return check(Dataset(*arrays, num_classes, vocabulary_size), source)
 
 
-def _arrays(
+def _images(
     examples: Sequence[dict[str, Any]], source: str
 ) -> tuple[np.ndarray, np.ndarray]:
     images, labels = [], []
@@ -63,3 +72,15 @@ def _arrays(
         )
     images_NxHxWxC = np.asarray(images, np.float32) / 255.0
     return images_NxHxWxC, np.asarray(labels, np.int32)
+
+
+def _texts(
+    examples: Sequence[dict[str, Any]], sequence_length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    texts, labels = [], []
+    for example in examples:
+        text = example["text"]
+        texts.append(text if isinstance(text, str) else bytes(text).decode())
+        labels.append(example["label"])
+    ids_NxT = tokenizer.encode_all(texts, sequence_length)
+    return ids_NxT, np.asarray(labels, np.int32)

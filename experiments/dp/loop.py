@@ -47,11 +47,11 @@ class Loop:
         self._step = progress.step
         self._ledger = accounting.Ledger.from_json(progress.ledger)
         self._data = Data(
-            jnp.asarray(dataset.train_images_NxHxWxC),
+            jnp.asarray(dataset.train_inputs_N),
             jnp.asarray(dataset.train_labels_N),
         )
         self._test_data = Data(
-            jnp.asarray(dataset.test_images_NxHxWxC), jnp.asarray(dataset.test_labels_N)
+            jnp.asarray(dataset.test_inputs_N), jnp.asarray(dataset.test_labels_N)
         )
         self._evaluate = make_evaluate(plan.model)
         self._private_step = plan.private_step(self._seed)

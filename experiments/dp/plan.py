@@ -21,11 +21,11 @@ NOT_COVERED_BY_EPSILON = ("loss", "train_accuracy", "clipped_fraction")
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A run. All of it is public but the images and `config.seed`.
+    """A run. All of it is public but the examples and `config.seed`.
 
     Attributes:
       config: As the user gave it.
-      dataset: The images.
+      dataset: The examples.
       model: The classifier.
       num_parameters: Scalars in it.
       sampling_probability: Of each example, at each step.
@@ -34,7 +34,7 @@ class Plan:
     """
 
     config: TrainConfig
-    dataset: data.ImageDataset
+    dataset: data.Dataset
     model: nn.Module
     num_parameters: int
     sampling_probability: float
@@ -43,9 +43,8 @@ class Plan:
 
     def init_params(self, seed: int) -> Any:
         """The model's variables before the first step."""
-        images_1xHxWxC = jnp.zeros((1, *self.dataset.image_shape))
         key = seeds.key(seed, seeds.Stream.PARAMETERS)
-        return jax.jit(self.model.init)(key, images_1xHxWxC)
+        return jax.jit(self.model.init)(key, _blank_input(self.dataset))
 
     def private_step(self, seed: int) -> PrivateStep:
         """The compiled step."""
@@ -84,16 +83,15 @@ def make_plan(config: TrainConfig) -> Plan:
       RunError: The data cannot be read.
     """
     optimizers.build(config.optimizer, config.learning_rate, config.momentum)
-    dataset = data.load(config.dataset)
+    dataset = data.load(config.dataset, config.sequence_length)
     if config.batch_size > dataset.num_train:
         raise UsageError(
             f"config.batch_size={config.batch_size}, expected at most the "
             f"{dataset.num_train} training examples of {config.dataset}: lower "
             "--config.batch_size"
         )
-    model = registry.build(config.model, dataset.image_shape, dataset.num_classes)
-    images_1xHxWxC = jnp.zeros((1, *dataset.image_shape))
-    params = jax.eval_shape(model.init, jax.random.key(0), images_1xHxWxC)
+    model = _model(config, dataset)
+    params = jax.eval_shape(model.init, jax.random.key(0), _blank_input(dataset))
     sampling_probability = config.batch_size / dataset.num_train
     return Plan(
         config,
@@ -105,6 +103,23 @@ def make_plan(config: TrainConfig) -> Plan:
         config.physical_batch_size
         or sampling.default_physical_size(dataset.num_train, config.batch_size),
     )
+
+
+def _model(config: TrainConfig, dataset: data.Dataset) -> nn.Module:
+    model: Any = registry.build(config.model, dataset.input_shape, dataset.num_classes)
+    needed = dataset.vocabulary_size
+    if needed is not None and model.vocabulary_size < needed:
+        raise UsageError(
+            f"config.model={config.model!r} has vocabulary_size="
+            f"{model.vocabulary_size}, expected at least the {needed} token ids of "
+            f"{config.dataset}: add :vocabulary_size={needed} to --config.model"
+        )
+    return model
+
+
+def _blank_input(dataset: data.Dataset) -> jax.Array:
+    """One example of zeros, for shapes: parameters must not depend on the data."""
+    return jnp.zeros((1, *dataset.input_shape), dataset.train_inputs_N.dtype)
 
 
 def _noise_multiplier(config: TrainConfig, sampling_probability: float) -> float:

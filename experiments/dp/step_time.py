@@ -59,7 +59,7 @@ def measure(plan: Plan) -> StepTimes:
     """Times both steps on one full physical batch."""
     dataset, config = plan.dataset, plan.config
     data = Data(
-        jnp.asarray(dataset.train_images_NxHxWxC), jnp.asarray(dataset.train_labels_N)
+        jnp.asarray(dataset.train_inputs_N), jnp.asarray(dataset.train_labels_N)
     )
     indices_B = np.arange(plan.physical_batch_size, dtype=np.int32) % dataset.num_train
     # No secret depends on this run, so a known seed does no harm.

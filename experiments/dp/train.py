@@ -1,4 +1,4 @@
-"""Trains an image classifier with differential privacy.
+"""Trains a classifier of images or texts with differential privacy.
 
     python -m experiments.dp.train --config=experiments/dp/configs/digits_mlp.py \\
         --config.num_steps=200 --config.out=/tmp/run

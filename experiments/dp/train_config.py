@@ -21,8 +21,10 @@ class TrainConfig:
     """What one run does. Set exactly one of `epsilon` and `noise_multiplier`.
 
     Attributes:
-      dataset: `digits`, `idx:DIR` or `tfds:NAME`.
-      model: `mlp`, `cnn` or `tempered_cnn`.
+      dataset: `digits`, `stdlib`, `idx:DIR` or `tfds:NAME`.
+      sequence_length: Tokens per text, 256 by default; only for data sets of texts.
+      model: A spec of `experiments.models.registry`, such as `mlp`, `lstm`,
+        `transformer:layers=2` or `resnet18:width=16:stem=small`.
       epsilon: Target; the noise multiplier is calibrated so that `num_steps` stay
         within it.
       delta: The delta of (epsilon, delta); keep it well below 1 / number of examples.
@@ -47,6 +49,7 @@ class TrainConfig:
     """
 
     dataset: str = "digits"
+    sequence_length: int | None = None
     model: str = "mlp"
     epsilon: float | None = None
     delta: float = 1e-5
@@ -130,9 +133,9 @@ def _check_ranges(config: TrainConfig) -> None:
     expect(config, "momentum", 0 <= config.momentum < 1, "0 <= momentum < 1")
     for name in ("batch_size", "num_steps", "log_interval", "checkpoint_interval"):
         expect(config, name, getattr(config, name) >= 1, "an integer >= 1")
-    if config.physical_batch_size is not None:
-        ok = config.physical_batch_size >= 1
-        expect(config, "physical_batch_size", ok, "an integer >= 1")
+    for name in ("physical_batch_size", "sequence_length"):
+        value = getattr(config, name)
+        expect(config, name, value is None or value >= 1, "an integer >= 1")
     if config.seed is not None:
         expect(config, "seed", config.seed >= 0, "an integer >= 0")
     expect(config, "method", config.method in METHODS, f"one of {', '.join(METHODS)}")

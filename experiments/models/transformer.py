@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-PADDING_ID = 0
+from experiments.data.tokenizer import PADDING_ID, VOCABULARY_SIZE
+
 EMBEDDING_SEED = 0
 Embeddings = Literal["frozen", "trained"]
 
@@ -46,7 +47,7 @@ class Transformer(nn.Module):
     width: int = 200
     heads: int = 8
     feed_forward: int = 800
-    vocabulary_size: int = 8192
+    vocabulary_size: int = VOCABULARY_SIZE
     embeddings: Embeddings = "frozen"
 
     @nn.compact
@@ -141,7 +142,7 @@ def transformer(
     width: int = 200,
     heads: int = 8,
     feed_forward: int | None = None,
-    vocabulary_size: int = 8192,
+    vocabulary_size: int = VOCABULARY_SIZE,
     embeddings: Embeddings = "frozen",
 ) -> Transformer:
     """The Transformer of Lee & Kifer 2021; `feed_forward` is 4 * `width` by default.

@@ -31,12 +31,12 @@ def test_reads_images_and_labels(folder):
     raw = (folder / "train-images-idx3-ubyte").read_bytes()[16:]
     dataset = data.load(f"idx:{folder}")
     expected = np.frombuffer(raw, np.uint8).reshape(6, 4, 5, 1) / np.float32(255)
-    np.testing.assert_array_equal(dataset.train_images_NxHxWxC, expected)
-    assert dataset.train_images_NxHxWxC.dtype == np.float32
+    np.testing.assert_array_equal(dataset.train_inputs_N, expected)
+    assert dataset.train_inputs_N.dtype == np.float32
     assert dataset.train_labels_N.dtype == np.int32
     assert dataset.test_labels_N.tolist() == [2, 1, 0]
     assert dataset.num_classes == 3
-    assert dataset.image_shape == (4, 5, 1)
+    assert dataset.input_shape == (4, 5, 1)
 
 
 def test_compressed_files_read_the_same(folder):
@@ -45,9 +45,7 @@ def test_compressed_files_read_the_same(folder):
         (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
     compressed = data.load(f"idx:{folder}")
-    np.testing.assert_array_equal(
-        plain.train_images_NxHxWxC, compressed.train_images_NxHxWxC
-    )
+    np.testing.assert_array_equal(plain.train_inputs_N, compressed.train_inputs_N)
 
 
 def test_missing_folder():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from experiments import data
+from experiments.data import tokenizer
 from experiments.errors import RunError
 
 
@@ -36,9 +37,9 @@ def test_reads_both_splits(monkeypatch):
 
     install_fake(monkeypatch, data_source)
     dataset = data.load("tfds:cifar10")
-    assert dataset.train_images_NxHxWxC.shape == (4, 4, 4, 3)
-    assert dataset.train_images_NxHxWxC.dtype == np.float32
-    np.testing.assert_allclose(dataset.train_images_NxHxWxC[1], 0.2)
+    assert dataset.train_inputs_N.shape == (4, 4, 4, 3)
+    assert dataset.train_inputs_N.dtype == np.float32
+    np.testing.assert_allclose(dataset.train_inputs_N[1], 0.2)
     assert dataset.train_labels_N.tolist() == [0, 1, 0, 1]
     assert dataset.test_labels_N.dtype == np.int32
     assert dataset.num_classes == 2
@@ -59,10 +60,30 @@ def test_data_that_is_not_prepared(monkeypatch):
         data.load("tfds:mnist")
 
 
-def test_data_that_are_not_labelled_images(monkeypatch):
+def test_reads_texts(monkeypatch):
+    features = {"text": None, "label": types.SimpleNamespace(num_classes=2)}
+    reviews = [
+        {"text": b"Not a good film", "label": np.int64(0)},
+        {"text": "Caf\u00e9".encode(), "label": np.int64(1)},
+    ]
+
+    def data_source(name, split):
+        return [FakeSource(reviews, features), FakeSource(reviews[:1], features)]
+
+    install_fake(monkeypatch, data_source)
+    dataset = data.load("tfds:imdb_reviews", sequence_length=3)
+    expected = tokenizer.encode_all(["not a good", "caf\u00e9"], 3)
+    np.testing.assert_array_equal(dataset.train_inputs_N, expected)
+    assert dataset.train_inputs_N[1, 1:].tolist() == [0, 0]
+    assert dataset.train_labels_N.tolist() == [0, 1]
+    assert dataset.test_inputs_N.shape == (1, 3)
+    assert (dataset.num_classes, dataset.vocabulary_size) == (2, 8192)
+
+
+def test_data_that_are_not_labelled(monkeypatch):
     source = FakeSource([], {"text": None})
     install_fake(monkeypatch, lambda name, split: [source, source])
-    with pytest.raises(RunError, match=r"\['text'\], expected image and label"):
+    with pytest.raises(RunError, match=r"\['text'\], expected label and one of"):
         data.load("tfds:imdb_reviews")
 
 
