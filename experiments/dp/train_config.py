@@ -22,9 +22,9 @@ class TrainConfig:
 
     Attributes:
       dataset: `digits`, `stdlib`, `idx:DIR` or `tfds:NAME`.
-      sequence_length: Tokens per text, 256 by default; only for data sets of texts.
       model: A spec of `experiments.models.registry`, such as `mlp`, `lstm`,
         `transformer:layers=2` or `resnet18:width=16:stem=small`.
+      sequence_length: Tokens per text, 256 by default; only for data sets of texts.
       epsilon: Target; the noise multiplier is calibrated so that `num_steps` stay
         within it.
       delta: The delta of (epsilon, delta); keep it well below 1 / number of examples.
@@ -49,8 +49,8 @@ class TrainConfig:
     """
 
     dataset: str = "digits"
-    sequence_length: int | None = None
     model: str = "mlp"
+    sequence_length: int | None = None
     epsilon: float | None = None
     delta: float = 1e-5
     noise_multiplier: float | None = None
