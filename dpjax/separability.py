@@ -82,7 +82,7 @@ def require_separable(
         raise ValueError(f"num_rows={num_rows} must be >= 2: one row cannot mix")
     call = Convention(fun, argnums, has_aux, batch_argnums).bind(args, {})
     examples = [x[:num_rows] for x in call.examples]
-    _check_rows(call, examples)
+    _check_rows(args, call.batch_size, examples)
 
     def loss(leaves: list[jax.Array], example: list[jax.Array]) -> jax.Array:
         return call.one_example(leaves, example)[0]
@@ -122,15 +122,17 @@ def require_separable(
     )
 
 
-def _check_rows(call: Call, examples: Sequence[jax.Array]) -> None:
-    if any(isinstance(x, jax.core.Tracer) for x in [*call.leaves, *examples]):
+def _check_rows(
+    args: Sequence[Any], batch_size: int, examples: Sequence[jax.Array]
+) -> None:
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
         raise ValueError(
             "require_separable got traced arguments, but compares numbers: call it "
             "outside of jit, vmap and grad"
         )
-    if call.batch_size < 2:
+    if batch_size < 2:
         raise ValueError(
-            f"the batch has {call.batch_size} rows, but must have at least 2 to show "
+            f"the batch has {batch_size} rows, but must have at least 2 to show "
             "whether fun mixes them"
         )
     if all(bool(jnp.all(x == x[:1])) for x in examples):
