@@ -21,9 +21,7 @@ SMALL = {
         "--config.batch_size=32",
     ],
     "experiments.dp.benchmark": [
-        "--config.models=mlp",
-        "--config.batch_sizes=2",
-        "--config.image_shape=8,8,1",
+        "--config.cells=mlp@8x8x1@2",
         "--config.methods=auto",
         "--config.repetitions=1",
         "--config.slow_repetitions=1",

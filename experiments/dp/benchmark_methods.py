@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import jax_privacy
@@ -20,14 +19,13 @@ import optax
 import dpjax
 from dpjax import clipping
 from experiments.dp.steps import Data, TrainState
-from experiments.models import registry
 
 PyTree = Any
-Loss = Callable[[PyTree, Data], jax.Array]
 ClippedSum = Callable[[PyTree, Data], PyTree]
 
 NON_PRIVATE = "nonprivate"
-NUM_CLASSES = 10
+# Lee & Kifer 2021 give their speed-up over this one, their nxBP.
+ONE_BY_ONE = "one_by_one_loop"
 # So small that what a step meets does not change while it is timed.
 LEARNING_RATE = 1e-4
 
@@ -36,15 +34,18 @@ LEARNING_RATE = 1e-4
 class Problem:
     """What every method computes.
 
+    To compile a step, the shapes of parameters and batch (`jax.ShapeDtypeStruct`) are
+    enough.
+
     Attributes:
-      loss: Mean cross-entropy in nats of a batch.
+      losses: Maps parameters and B examples to losses_B.
       params: The parameters.
       batch: The examples.
-      l2_clip_norm: The median of the gradients' norms, so that half are clipped.
+      l2_clip_norm: The bound on each example's gradient.
       noise_multiplier: Of the private steps; 0 leaves the noise out.
     """
 
-    loss: Loss
+    losses: Callable[[PyTree, Data], jax.Array]
     params: PyTree
     batch: Data
     l2_clip_norm: float
@@ -53,12 +54,16 @@ class Problem:
     @property
     def batch_size(self) -> int:
         """Number of examples."""
-        return len(self.batch.labels_N)
+        return self.batch.labels_N.shape[0]
+
+    def loss(self, params: PyTree, batch: Data) -> jax.Array:
+        """The mean of `losses`."""
+        return self.losses(params, batch).mean()
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A function that is compiled as a whole, and arguments like those of the step.
+    """A function that is compiled as a whole, and arguments like those it will get.
 
     `fun` is a `jax.jit` of its own, so compiling it finds nothing in JAX's caches.
     """
@@ -69,19 +74,17 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A step before compilation.
+    """A function before compilation.
 
     Attributes:
       parts: What is compiled, by name.
-      init: Makes the first state, with buffers of its own.
-      assemble: Makes the step from the compiled parts; it donates the state.
+      init: Maps the parameters to the first argument.
+      assemble: Makes the function from the compiled parts.
     """
 
     parts: Mapping[str, Part]
-    init: Callable[[], TrainState]
-    assemble: Callable[
-        [Mapping[str, Callable[..., Any]]], Callable[[TrainState], TrainState]
-    ]
+    init: Callable[[PyTree], Any]
+    assemble: Callable[[Mapping[str, Callable[..., Any]]], Callable[[Any], Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,52 +92,16 @@ class Method:
     """One of the steps that are compared.
 
     Attributes:
-      program: Makes the step.
-      clipped_sum: Makes the step's function from parameters and batch to the sum of
+      step: The step, from `TrainState` to `TrainState`; it donates its argument.
+      clipped_sum: What the step takes from the examples, from parameters to the sum of
         clipped gradients; None for a step that clips nothing.
     """
 
-    program: Callable[[Problem], Program]
-    clipped_sum: Callable[[Loss, float], ClippedSum] | None
+    step: Callable[[Problem], Program]
+    clipped_sum: Callable[[Problem], Program] | None
 
 
-def make_problem(model: nn.Module, batch: Data, noise_multiplier: float) -> Problem:
-    """Puts a problem together from a classifier and labelled images."""
-
-    def loss(params: PyTree, batch: Data) -> jax.Array:
-        logits_BxV: Any = model.apply(params, batch.inputs_N)
-        return optax.softmax_cross_entropy_with_integer_labels(
-            logits_BxV, batch.labels_N
-        ).mean()
-
-    params = jax.jit(model.init)(jax.random.key(0), batch.inputs_N[:1])
-
-    @jax.jit
-    def grad_norms(params: PyTree, batch: Data) -> jax.Array:
-        def grad_norm(i: jax.Array) -> jax.Array:
-            return optax.tree.norm(jax.grad(loss)(params, _example(batch, i)))
-
-        return jax.lax.map(grad_norm, jnp.arange(len(batch.labels_N)))
-
-    norms_B = np.asarray(grad_norms(params, batch))
-    l2_clip_norm = float(np.median(norms_B))
-    return Problem(loss, params, batch, l2_clip_norm, noise_multiplier)
-
-
-def random_batch(image_shape: tuple[int, ...], batch_size: int) -> Data:
-    """Random images in [0, 1) with random labels; a step's time depends on neither."""
-    rng = np.random.default_rng(0)
-    images_NxHxWxC = rng.random((batch_size, *image_shape), np.float32)
-    labels_N = rng.integers(0, NUM_CLASSES, batch_size, np.int32)
-    return Data(jnp.asarray(images_NxHxWxC), jnp.asarray(labels_N))
-
-
-def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
-    """The classifier called `name`; raises `UsageError` as `registry.build` does."""
-    return registry.build(name, image_shape, NUM_CLASSES)
-
-
-def _non_private_program(problem: Problem) -> Program:
+def _non_private_step(problem: Problem) -> Program:
     """The ordinary training step."""
     optimizer = optax.sgd(LEARNING_RATE)
 
@@ -144,117 +111,159 @@ def _non_private_program(problem: Problem) -> Program:
     return _whole_step(problem, optimizer, step)
 
 
-def clipped_sum_one_by_one(loss: Loss, l2_clip_norm: float) -> ClippedSum:
-    """One example after another inside one compiled function.
-
-    It is also what the other methods are checked against, since it shares no code with
-    them. The sum is carried along: `jax.lax.map` would keep all gradients to the end.
-    """
-    add = _add_clipped(loss, l2_clip_norm)
-
-    def clipped_sum(params: PyTree, batch: Data) -> PyTree:
-        def body(total: PyTree, i: jax.Array) -> tuple[PyTree, None]:
-            return add(total, params, batch, i), None
-
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return jax.lax.scan(body, zeros, jnp.arange(len(batch.labels_N)))[0]
-
-    return clipped_sum
-
-
-def _add_clipped(loss: Loss, l2_clip_norm: float) -> Callable[..., PyTree]:
-    def add(total: PyTree, params: PyTree, batch: Data, i: jax.Array) -> PyTree:
-        gradient = jax.grad(loss)(params, _example(batch, i))
-        norm = optax.tree.norm(gradient)
-        factor = jnp.where(norm > l2_clip_norm, l2_clip_norm / norm, 1.0)
-        return jax.tree.map(lambda t, g: t + factor * g, total, gradient)
-
-    return add
-
-
-def _clipped_sum_by_dpjax(
-    method: clipping.Method, loss: Loss, l2_clip_norm: float
-) -> ClippedSum:
-    return dpjax.clipped_grad(loss, l2_clip_norm=l2_clip_norm, method=method)
-
-
-def _clipped_sum_by_jax_privacy(loss: Loss, l2_clip_norm: float) -> ClippedSum:
-    return jax_privacy.clipped_grad(loss, l2_clip_norm=l2_clip_norm)
-
-
-def _clipped_sum_by_loop(loss: Loss, l2_clip_norm: float) -> ClippedSum:
-    add = jax.jit(_add_clipped(loss, l2_clip_norm), donate_argnums=0)
-    zeros_like = jax.jit(_zeros_like)
-    return lambda params, batch: _loop(zeros_like, add, params, batch)
-
-
-def _zeros_like(params: PyTree) -> PyTree:
-    return jax.tree.map(jnp.zeros_like, params)
-
-
-def _loop(
-    zeros_like: Callable[..., PyTree],
-    add: Callable[..., PyTree],
-    params: PyTree,
-    batch: Data,
-) -> PyTree:
-    total = zeros_like(params)
-    for i in range(len(batch.labels_N)):
-        total = add(total, params, batch, np.int32(i))
-    return total
-
-
-def _loop_program(problem: Problem) -> Program:
-    """The nxBP of Lee & Kifer 2021: B calls of a compiled function, and the update."""
-    optimizer = _private_optimizer(problem)
-    add = _add_clipped(problem.loss, problem.l2_clip_norm)
-
-    def update(state: TrainState, total: PyTree) -> TrainState:
-        return _updated(optimizer, state, total)
-
-    params, batch = problem.params, problem.batch
-    init = _init(problem, optimizer)
-    parts = {
-        # A function of its own, like the others.
-        "zeros_like": Part(jax.jit(lambda params: _zeros_like(params)), (params,)),
-        "add": Part(
-            jax.jit(add, donate_argnums=0), (params, params, batch, np.int32(0))
-        ),
-        "update": Part(
-            jax.jit(update, donate_argnums=0), (jax.eval_shape(init), params)
-        ),
-    }
-
-    def assemble(
-        parts: Mapping[str, Callable[..., Any]],
-    ) -> Callable[[TrainState], TrainState]:
-        def step(state: TrainState) -> TrainState:
-            total = _loop(parts["zeros_like"], parts["add"], state.params, batch)
-            return parts["update"](state, total)
-
-        return step
-
-    return Program(parts, init, assemble)
-
-
-def _noise_only_program(problem: Problem) -> Program:
+def _noise_only_step(problem: Problem) -> Program:
     """The ordinary gradient, with noise: what the noise alone costs."""
     optimizer = _private_optimizer(problem)
 
     def step(state: TrainState, batch: Data) -> TrainState:
         def sum_of_losses(params: PyTree) -> jax.Array:
-            return problem.batch_size * problem.loss(params, batch)
+            return problem.losses(params, batch).sum()
 
         return _updated(optimizer, state, jax.grad(sum_of_losses)(state.params))
 
     return _whole_step(problem, optimizer, step)
 
 
-def _private_program(
-    clipped_sum_of: Callable[[Loss, float], ClippedSum], problem: Problem
+def _clipped_sum_one_by_one(problem: Problem) -> ClippedSum:
+    """One example after another inside one compiled function.
+
+    The sum is carried along: `jax.lax.map` would keep all gradients to the end, and is
+    the same loop otherwise.
+    """
+
+    def clipped_sum(params: PyTree, batch: Data) -> PyTree:
+        return sum_and_norms_one_by_one(
+            problem.loss, params, batch, problem.l2_clip_norm
+        )[0]
+
+    return clipped_sum
+
+
+def sum_and_norms_one_by_one(
+    loss: Callable[[PyTree, Data], jax.Array],
+    params: PyTree,
+    batch: Data,
+    l2_clip_norm: float | jax.Array,
+) -> tuple[PyTree, jax.Array]:
+    """Returns the sum of the clipped gradients and their norms_B before clipping.
+
+    It shares no code with `dpjax`.
+    """
+
+    def body(total: PyTree, i: jax.Array) -> tuple[PyTree, jax.Array]:
+        return _add_clipped(loss, l2_clip_norm, total, params, batch, i)
+
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return jax.lax.scan(body, zeros, jnp.arange(batch.labels_N.shape[0]))
+
+
+def _add_clipped(
+    loss: Callable[[PyTree, Data], jax.Array],
+    l2_clip_norm: float | jax.Array,
+    total: PyTree,
+    params: PyTree,
+    batch: Data,
+    i: jax.Array,
+) -> tuple[PyTree, jax.Array]:
+    """Adds the clipped gradient of example number i; returns its norm as well."""
+    example = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1), batch)
+    gradient = jax.grad(loss)(params, example)
+    norm = optax.tree.norm(gradient)
+    factor = _clip_factors(norm, l2_clip_norm)
+    return jax.tree.map(lambda t, g: t + factor * g, total, gradient), norm
+
+
+def _clip_factors(norms: jax.Array, l2_clip_norm: float | jax.Array) -> jax.Array:
+    return jnp.where(norms > l2_clip_norm, l2_clip_norm / norms, 1.0)
+
+
+def _clipped_sum_by_multi_loss(problem: Problem) -> ClippedSum:
+    """The multiLoss of Lee & Kifer 2021, in one compiled function.
+
+    One forward pass of the whole batch, then a backward pass of the whole batch for
+    each example's own loss. All B gradients are held, and clipped at the end.
+    """
+
+    def clipped_sum(params: PyTree, batch: Data) -> PyTree:
+        losses_B, pullback = jax.vjp(lambda p: problem.losses(p, batch), params)
+        indices_B = jnp.arange(losses_B.size)
+
+        def gradient(i: jax.Array) -> PyTree:
+            return pullback((indices_B == i).astype(losses_B.dtype))[0]
+
+        gradients = jax.lax.map(gradient, indices_B)
+        norms_B = jax.vmap(optax.tree.norm)(gradients)
+        factors_B = _clip_factors(norms_B, problem.l2_clip_norm)
+        return jax.tree.map(lambda g: jnp.tensordot(factors_B, g, 1), gradients)
+
+    return clipped_sum
+
+
+def _clipped_sum_by_dpjax(method: clipping.Method, problem: Problem) -> ClippedSum:
+    return dpjax.clipped_grad(
+        problem.loss, l2_clip_norm=problem.l2_clip_norm, method=method
+    )
+
+
+def _clipped_sum_by_jax_privacy(problem: Problem) -> ClippedSum:
+    return jax_privacy.clipped_grad(problem.loss, l2_clip_norm=problem.l2_clip_norm)
+
+
+def _clipped_sum_by_loop(problem: Problem) -> Program:
+    """The nxBP of Lee & Kifer 2021: B calls of a compiled function."""
+    params, batch = problem.params, problem.batch
+
+    def zeros_like(params: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def add(total: PyTree, params: PyTree, batch: Data, i: jax.Array) -> PyTree:
+        return _add_clipped(
+            problem.loss, problem.l2_clip_norm, total, params, batch, i
+        )[0]
+
+    def assemble(parts: Mapping[str, Callable[..., Any]]) -> Callable[[PyTree], PyTree]:
+        def clipped_sum(params: PyTree) -> PyTree:
+            total = parts["zeros_like"](params)
+            for i in range(problem.batch_size):
+                total = parts["add"](total, params, batch, np.int32(i))
+            return total
+
+        return clipped_sum
+
+    parts = {
+        "zeros_like": Part(jax.jit(zeros_like), (params,)),
+        "add": Part(
+            jax.jit(add, donate_argnums=0), (params, params, batch, np.int32(0))
+        ),
+    }
+    return Program(parts, lambda params: params, assemble)
+
+
+def _step_by_loop(problem: Problem) -> Program:
+    """The clipped sum of the loop, and the update by one more call."""
+    loop = _clipped_sum_by_loop(problem)
+    optimizer = _private_optimizer(problem)
+    init = _init(optimizer)
+
+    def update(state: TrainState, total: PyTree) -> TrainState:
+        return _updated(optimizer, state, total)
+
+    def assemble(
+        parts: Mapping[str, Callable[..., Any]],
+    ) -> Callable[[TrainState], TrainState]:
+        clipped_sum = loop.assemble(parts)
+        return lambda state: parts["update"](state, clipped_sum(state.params))
+
+    args = (jax.eval_shape(init, problem.params), problem.params)
+    update_part = Part(jax.jit(update, donate_argnums=0), args)
+    return Program({**loop.parts, "update": update_part}, init, assemble)
+
+
+def _private_step(
+    clipped_sum_of: Callable[[Problem], ClippedSum], problem: Problem
 ) -> Program:
     optimizer = _private_optimizer(problem)
-    clipped_sum = clipped_sum_of(problem.loss, problem.l2_clip_norm)
+    clipped_sum = clipped_sum_of(problem)
 
     def step(state: TrainState, batch: Data) -> TrainState:
         return _updated(optimizer, state, clipped_sum(state.params, batch))
@@ -267,12 +276,26 @@ def _whole_step(
     optimizer: optax.GradientTransformation,
     step: Callable[[TrainState, Data], TrainState],
 ) -> Program:
-    init = _init(problem, optimizer)
-    args = (jax.eval_shape(init), problem.batch)
+    init = _init(optimizer)
+    state = jax.eval_shape(init, problem.params)
+    return _whole(problem, jax.jit(step, donate_argnums=0), init, state)
+
+
+def _whole_clipped_sum(
+    clipped_sum_of: Callable[[Problem], ClippedSum], problem: Problem
+) -> Program:
+    clipped_sum = jax.jit(clipped_sum_of(problem))
+    return _whole(problem, clipped_sum, lambda params: params, problem.params)
+
+
+def _whole(
+    problem: Problem, fun: Any, init: Callable[[PyTree], Any], first: Any
+) -> Program:
+    """A program of one part, which takes the batch as well."""
     return Program(
-        {"step": Part(jax.jit(step, donate_argnums=0), args)},
+        {"whole": Part(fun, (first, problem.batch))},
         init,
-        lambda parts: lambda state: parts["step"](state, problem.batch),
+        lambda parts: lambda argument: parts["whole"](argument, problem.batch),
     )
 
 
@@ -290,13 +313,13 @@ def _private_optimizer(problem: Problem) -> optax.GradientTransformation:
 
 
 def _init(
-    problem: Problem, optimizer: optax.GradientTransformation
-) -> Callable[[], TrainState]:
+    optimizer: optax.GradientTransformation,
+) -> Callable[[PyTree], TrainState]:
     @jax.jit
     def init(params: PyTree) -> TrainState:
         return TrainState(jax.tree.map(jnp.copy, params), optimizer.init(params))
 
-    return lambda: init(problem.params)
+    return init
 
 
 def _updated(
@@ -306,15 +329,10 @@ def _updated(
     return TrainState(optax.apply_updates(state.params, updates), opt_state)
 
 
-def _example(batch: Data, i: jax.Array) -> Data:
-    """Example number i, as a batch of one."""
-    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1), batch)
-
-
-def _compiled_whole(clipped_sum: Callable[[Loss, float], ClippedSum]) -> Method:
+def _compiled_whole(clipped_sum: Callable[[Problem], ClippedSum]) -> Method:
     return Method(
-        functools.partial(_private_program, clipped_sum),
-        lambda loss, l2_clip_norm: jax.jit(clipped_sum(loss, l2_clip_norm)),
+        functools.partial(_private_step, clipped_sum),
+        functools.partial(_whole_clipped_sum, clipped_sum),
     )
 
 
@@ -323,13 +341,14 @@ def _by_dpjax(method: clipping.Method) -> Method:
 
 
 METHODS: dict[str, Method] = {
-    NON_PRIVATE: Method(_non_private_program, None),
-    "noise_only": Method(_noise_only_program, None),
+    NON_PRIVATE: Method(_non_private_step, None),
+    "noise_only": Method(_noise_only_step, None),
     "auto": _by_dpjax("auto"),
     "bookkeeping": _by_dpjax("bookkeeping"),
     "reweight": _by_dpjax("reweight"),
     "vmap": _by_dpjax("vmap"),
     "jax_privacy": _compiled_whole(_clipped_sum_by_jax_privacy),
-    "one_by_one_loop": Method(_loop_program, _clipped_sum_by_loop),
-    "one_by_one_scan": _compiled_whole(clipped_sum_one_by_one),
+    "multi_loss": _compiled_whole(_clipped_sum_by_multi_loss),
+    ONE_BY_ONE: Method(_step_by_loop, _clipped_sum_by_loop),
+    "one_by_one_scan": _compiled_whole(_clipped_sum_one_by_one),
 }

@@ -1,27 +1,26 @@
-"""A benchmark's results as CSV, as a Markdown table and as a picture."""
+"""A benchmark's results as JSON rows, as CSV and as a Markdown table."""
 
 import csv
 import dataclasses
 import io
+import json
 import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib.figure
-from matplotlib import axes, ticker
-
-from experiments.dp import plots, run_folder
-from experiments.dp.benchmark_methods import NON_PRIVATE
+from experiments.dp import benchmark_figures, run_folder
+from experiments.dp.benchmark_cells import CellSpec
 from experiments.dp.measuring import Result
 from experiments.dp.timing import Spread
 
-RESULTS, TABLE, PLOT = "results.csv", "table.md", "times.png"
+RESULTS, TABLE, PLOT = "results.csv", "table.md", "figure.png"
 
 COLUMNS = (
     "model",
-    "num_parameters",
+    "input_shape",
     "batch_size",
+    "num_parameters",
     "method",
     "failure",
     "relative_error",
@@ -33,6 +32,9 @@ COLUMNS = (
     "step_ratio",
     "step_ratio_lower_quartile",
     "step_ratio_upper_quartile",
+    "speedup",
+    "speedup_lower_quartile",
+    "speedup_upper_quartile",
     "examples_per_second",
     "lower_seconds",
     "lower_ratio",
@@ -40,45 +42,90 @@ COLUMNS = (
     "compile_ratio",
     "temp_bytes",
     "temp_ratio",
+    "total_bytes",
+    "largest_batch",
+    "largest_batch_ratio",
+    "load_average",
 )
 
-_HEADER = (
-    "model",
-    "batch",
-    "method",
+_SPREADS = ("step_seconds", "step_ratio", "speedup")
+
+_NAMES = ("model", "input", "batch", "method")
+_MEASURED = (
     "step, ms",
     "step / non-private",
+    "one_by_one_loop / step",
     "examples/s",
     "trace and lower, s",
     "compile, s",
     "temporary memory, MB",
+    "total memory, MB",
+    "largest batch",
     "relative error",
 )
 
-_LEGEND = (
-    "Steps: medians [quartiles] of interleaved rounds; ratios: medians [quartiles] of "
-    "the ratio to the non-private step in the same round. In parentheses: the ratio to "
-    "the non-private step. Relative error: of the clipped gradient, against gradients "
-    "clipped one at a time; largest over parameters. Half of the examples are clipped. "
-    "The step noise_only clips nothing: what the noise costs on top of the gradient."
-)
+_LEGENDS = {
+    "step, ms": (
+        "Steps: medians [quartiles] of interleaved rounds; ratios: medians [quartiles] "
+        "of the ratio within the same round."
+    ),
+    "one_by_one_loop / step": (
+        "The speed-up over one example at a time: Lee & Kifer 2021 report 54 to 94 for "
+        "their method at batch 128."
+    ),
+    "compile, s": "Compiling: medians.",
+    "total memory, MB": (
+        "Memory: what the compiler assigns; total adds arguments and results."
+    ),
+    "largest batch": (
+        "Largest batch: a step of it fits the memory budget, to within 3 %, by the "
+        "compiler's total; the search ends at 1,048,576 examples."
+    ),
+    "relative error": (
+        "Relative error: of the clipped gradient, against gradients clipped one at a "
+        "time; largest over parameters. Half of the examples are clipped."
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """The results on one model and batch size."""
+    """The results on one model, shape and batch size.
 
-    model: str
+    Attributes:
+      spec: What was measured.
+      num_parameters: Scalars in the model's parameters.
+      load_average: Of the machine when the cell began; None if unknown.
+      results: One per method.
+    """
+
+    spec: CellSpec
     num_parameters: int
-    batch_size: int
+    load_average: float | None
     results: list[Result]
 
 
-def write(folder: pathlib.Path, cells: Sequence[Cell], machine: dict[str, Any]) -> None:
-    """Writes results.csv, table.md and times.png, each replaced whole."""
+def read_cells(folder: pathlib.Path) -> list[Cell]:
+    """The cells that `write` has saved in `folder`."""
+    return [_cell(row) for row in run_folder.read_metrics(folder)]
+
+
+def write(
+    folder: pathlib.Path, cells: Sequence[Cell], figure: str, machine: dict[str, Any]
+) -> None:
+    """Writes metrics.jsonl, results.csv, table.md and figure.png, each replaced whole.
+
+    Args:
+      folder: The run folder.
+      cells: All cells so far.
+      figure: One of `benchmark_config.FIGURES`.
+      machine: As `machine.describe` has it.
+    """
+    rows = "".join(json.dumps(dataclasses.asdict(cell)) + "\n" for cell in cells)
+    run_folder.write_atomically(folder / run_folder.METRICS, rows)
     run_folder.write_atomically(folder / RESULTS, results_csv(cells))
     run_folder.write_atomically(folder / TABLE, table(cells, machine))
-    draw(cells, folder / PLOT)
+    benchmark_figures.draw(figure, [(c.spec, c.results) for c in cells], folder / PLOT)
 
 
 def results_csv(cells: Sequence[Cell]) -> str:
@@ -92,77 +139,71 @@ def results_csv(cells: Sequence[Cell]) -> str:
 
 
 def table(cells: Sequence[Cell], machine: dict[str, Any]) -> str:
-    """The results for people, in Markdown."""
-    rows = [_HEADER, tuple("---" for _ in _HEADER)]
-    rows += [_table_row(cell, result) for cell in cells for result in cell.results]
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    """The results for people, in Markdown, without columns of what was not measured."""
+    rows = [_table_row(cell, result) for cell in cells for result in cell.results]
+    measured = [name for name in _MEASURED if any(row.get(name) for row in rows)]
+    # What failed says so in the first column of numbers, even if all did.
+    header = [*_NAMES, *(measured or _MEASURED[:1])]
+    lines = [header, ["---"] * len(header)]
+    for row in rows:
+        blank = "" if _FAILED in row else "-"
+        values = [row.get(name) or blank for name in header]
+        if _FAILED in row:
+            values[len(_NAMES)] = row[_FAILED]
+        lines.append(values)
+    text = ["| " + " | ".join(line) + " |" for line in lines]
+    legend = " ".join(_LEGENDS[name] for name in measured if name in _LEGENDS)
     on = (
+        "In parentheses: the ratio to the non-private step. "
         f"On {machine['cpu']}, {machine['cores']} cores, device "
         f"{machine['device_kind']}, JAX {machine['versions']['jax']}, jax_privacy "
         f"{machine['versions']['jax-privacy']}."
     )
-    return "\n".join([*lines, "", _LEGEND, "", on]) + "\n"
+    return "\n".join([*text, "", f"{legend} {on}".strip()]) + "\n"
 
 
-def draw(cells: Sequence[Cell], path: pathlib.Path) -> None:
-    """Draws one panel per model and batch size: bars of time over non-private time.
+_FAILED = "failed"
 
-    Bars start at 1, the non-private step, on a logarithmic axis: to the right is
-    slower. Whiskers are quartiles.
-    """
-    columns = min(len(cells), 2)
-    rows = math.ceil(len(cells) / columns)
-    tallest = max(len(cell.results) for cell in cells)
-    figure = matplotlib.figure.Figure(
-        figsize=(5.6 * columns, (1.2 + 0.36 * tallest) * rows), layout="constrained"
+
+def _table_row(cell: Cell, result: Result) -> dict[str, str]:
+    names = (
+        cell.spec.model,
+        cell.spec.shape_name,
+        str(cell.spec.batch_size),
+        result.method,
     )
-    grid = figure.subplots(rows, columns, sharex=True, squeeze=False).flatten()
-    for ax, cell in zip(grid, cells, strict=False):
-        _draw_cell(ax, cell)
-    for ax in grid[len(cells) :]:
-        ax.set_axis_off()
-    plots.save(figure, path)
-
-
-def _draw_cell(ax: axes.Axes, cell: Cell) -> None:
-    results = [r for r in cell.results if r.method != NON_PRIVATE or r.failure]
-    ax.set_xscale("log")
-    # The widest bar leaves room for its label; a lone short bar gets an axis too.
-    ratios = [r.step_ratio.median for r in results if r.step_ratio]
-    low, high = min([0.8, *ratios]), max([2.0, *ratios])
-    ax.update_datalim([(low / 1.2, 0), (high * (high / low) ** 0.4, 0)])
-    ax.autoscale_view(scaley=False)
-    ax.axvline(1.0, color="0.3", linewidth=1)
-    for y, result in enumerate(results):
-        if result.step_ratio is None:
-            label = "failed" if result.failure else "no non-private time"
-            ax.text(1.0, y, f" {label}", va="center", color="C3")
-            continue
-        ratio, lower, upper = result.step_ratio
-        ax.barh(y, ratio - 1, left=1, height=0.7, color="C0" if ratio > 1 else "C2")
-        ax.plot([lower, upper], [y, y], color="0.2", linewidth=1.2)
-        ax.text(max(upper, 1.0), y, f"  {_significant(ratio)}", va="center")
-    ax.set_yticks(range(len(results)), [r.method for r in results])
-    ax.set_ylim(len(results) - 0.4, -0.6)
-    ax.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:g}"))
-    ax.xaxis.set_minor_formatter(ticker.NullFormatter())
-    ax.tick_params(labelbottom=True)
-    ax.set_xlabel("step time / non-private step time")
-    baseline = next(r for r in cell.results if r.method == NON_PRIVATE).step_seconds
-    time = f": 1 = {_significant(1e3 * baseline.median)} ms" if baseline else ""
-    ax.set_title(f"{cell.model}, batch {cell.batch_size}{time}")
+    row = dict(zip(_NAMES, names, strict=True))
+    if result.failure:
+        return {**row, _FAILED: "failed: " + result.failure.replace("|", "\\|")}
+    speed, error = _examples_per_second(cell, result), result.relative_error
+    largest = result.largest_batch
+    values = (
+        _with_quartiles(result.step_seconds, 1e3),
+        _with_quartiles(result.step_ratio),
+        _with_quartiles(result.speedup),
+        "" if speed is None else f"{speed:,.0f}",
+        _with_ratio(result.lower_seconds, result.lower_ratio),
+        _with_ratio(result.compile_seconds, result.compile_ratio),
+        _with_ratio(_megabytes(result.temp_bytes), result.temp_ratio),
+        _with_ratio(_megabytes(result.total_bytes)),
+        "" if largest is None else f"{largest:,}{_ratio(result.largest_batch_ratio)}",
+        "" if error is None else f"{error:.0e}",
+    )
+    return row | dict(zip(_MEASURED, values, strict=True))
 
 
 def _csv_row(cell: Cell, result: Result) -> dict[str, Any]:
     row = {
-        "model": cell.model,
+        "model": cell.spec.model,
+        "input_shape": cell.spec.shape_name,
+        "batch_size": cell.spec.batch_size,
         "num_parameters": cell.num_parameters,
-        "batch_size": cell.batch_size,
         "examples_per_second": _examples_per_second(cell, result),
+        "load_average": cell.load_average,
     }
     for field in dataclasses.fields(Result):
         value = getattr(result, field.name)
-        if field.name in ("step_seconds", "step_ratio"):
+        if field.name in _SPREADS:
             median, lower, upper = value or (None, None, None)
             row[field.name] = median
             row[f"{field.name}_lower_quartile"] = lower
@@ -172,50 +213,54 @@ def _csv_row(cell: Cell, result: Result) -> dict[str, Any]:
     return row
 
 
-def _table_row(cell: Cell, result: Result) -> tuple[str, ...]:
-    names = (cell.model, str(cell.batch_size), result.method)
-    if result.failure:
-        reason = "failed: " + result.failure.replace("|", "\\|")
-        return (*names, reason, *("" for _ in _HEADER[len(names) + 1 :]))
-    speed = _examples_per_second(cell, result)
-    megabytes = None if result.temp_bytes is None else result.temp_bytes / 1e6
-    return (
-        *names,
-        _with_quartiles(result.step_seconds, 1e3),
-        _with_quartiles(result.step_ratio),
-        "-" if speed is None else f"{speed:,.0f}",
-        _with_ratio(result.lower_seconds, result.lower_ratio),
-        _with_ratio(result.compile_seconds, result.compile_ratio),
-        _with_ratio(megabytes, result.temp_ratio),
-        "-" if result.relative_error is None else f"{result.relative_error:.0e}",
+def _cell(row: dict[str, Any]) -> Cell:
+    """The inverse of `dataclasses.asdict` and JSON."""
+    spec = row["spec"]
+    spec = CellSpec(
+        spec["model"],
+        tuple(spec["input_shape"]),
+        spec["batch_size"],
+        tuple(spec["without"]),
     )
+    results = [_result(result) for result in row["results"]]
+    return Cell(spec, row["num_parameters"], row["load_average"], results)
+
+
+def _result(row: dict[str, Any]) -> Result:
+    spreads = {name: Spread(*row[name]) for name in _SPREADS if row[name] is not None}
+    return Result(**{**row, **spreads})
 
 
 def _examples_per_second(cell: Cell, result: Result) -> float | None:
     if result.step_seconds is None:
         return None
-    return cell.batch_size / result.step_seconds.median
+    return cell.spec.batch_size / result.step_seconds.median
+
+
+def _megabytes(size: int | None) -> float | None:
+    return None if size is None else size / 1e6
 
 
 def _with_quartiles(spread: Spread | None, unit: float = 1.0) -> str:
     if spread is None:
-        return "-"
-    median, lower, upper = (_significant(unit * value) for value in spread)
+        return ""
+    median, lower, upper = (significant(unit * value) for value in spread)
     return f"{median} [{lower}, {upper}]"
 
 
-def _with_ratio(value: float | None, ratio: float | None) -> str:
-    if value is None:
-        return "-"
-    suffix = "" if ratio is None else f" ({_significant(ratio)})"
-    return f"{_significant(value)}{suffix}"
+def _with_ratio(value: float | None, ratio: float | None = None) -> str:
+    return "" if value is None else f"{significant(value)}{_ratio(ratio)}"
 
 
-def _significant(value: float) -> str:
+def _ratio(ratio: float | None) -> str:
+    return "" if ratio is None else f" ({significant(ratio)})"
+
+
+def significant(value: float) -> str:
     """Three significant digits, without an exponent.
 
     Example:
-      >>> [_significant(x) for x in (0.98765, 1.0, 12.345, 1234.5, 0.00012, 0.0)]
+      >>> [significant(x) for x in (0.98765, 1.0, 12.345, 1234.5, 0.00012, 0.0)]
       ['0.988', '1.00', '12.3', '1234', '0.00012', '0']
     """
     if value == 0:

@@ -12,11 +12,7 @@ _PACKAGES = ("jax", "jaxlib", "jax-privacy", "flax", "optax", "numpy")
 
 
 def describe() -> dict[str, Any]:
-    """Names the processor, the devices, the versions, and how busy the machine is.
-
-    `load_average` is that of the last minute: at the start of a quiet run it is well
-    below the number of cores.
-    """
+    """Names the processor, the devices and the versions."""
     device = jax.devices()[0]
     return {
         "cpu": _cpu_model(),
@@ -27,8 +23,12 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "versions": {name: metadata.version(name) for name in _PACKAGES},
-        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
+
+
+def load_average() -> float | None:
+    """Of the last minute: on a quiet machine well below the number of cores."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def num_cores() -> int:

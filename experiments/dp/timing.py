@@ -69,7 +69,10 @@ def warmed_up(
       round_seconds: A round repeats the step for about so long.
     """
     timed = TimedStep(step, state, rounds, steps_per_round=1)
-    timed.seconds_per_step()
+    seconds = timed.seconds_per_step()
+    if seconds > 10 * round_seconds:
+        # Much longer than a round: however warm, one step fills it.
+        return timed
     seconds = min(timed.seconds_per_step() for _ in range(2))
     steps = math.ceil(round_seconds / max(seconds, 1e-9))
     return dataclasses.replace(

@@ -1,10 +1,44 @@
-"""The MLP and the CNN of Lee & Kifer 2021 on 28x28 images, batch 128."""
+"""Time per step of the classifiers of Lee & Kifer 2021, on the shapes of their data.
+
+28x28x1 is MNIST and Fashion-MNIST, 32x32x3 CIFAR-10, 512 tokens IMDB, 256x256x3 LSUN.
+On two cores ResNet and VGG are narrower, their images smaller and their batches too.
+"""
 
 import ml_collections
 
 from experiments.dp import benchmark_config
 
+CELLS = {
+    "tiny": ("mlp@8x8x1@4",),
+    "small": (
+        "mlp@28x28x1@128",
+        "mlp@32x32x3@128",
+        "cnn@28x28x1@128",
+        "cnn@32x32x3@128@without=multi_loss",
+        "rnn@28x28x1@128",
+        "lstm@28x28x1@128",
+        "transformer@64@32",
+        "resnet18:width=16@32x32x3@16",
+        "vgg11:width=16@32x32x3@16",
+    ),
+    "full": (
+        "mlp@28x28x1@128",
+        "mlp@32x32x3@128",
+        "cnn@28x28x1@128",
+        "cnn@32x32x3@128",
+        "rnn@28x28x1@128",
+        "rnn@32x32x3@128",
+        "lstm@28x28x1@128",
+        "lstm@32x32x3@128",
+        "transformer@512@128@without=multi_loss",
+        "resnet18@256x256x3@128@without=multi_loss",
+        "resnet50@256x256x3@128@without=multi_loss",
+        "vgg11@256x256x3@128@without=multi_loss",
+        "vgg16@256x256x3@128@without=multi_loss",
+    ),
+}
 
-def get_config() -> ml_collections.ConfigDict:
-    """Returns the config."""
-    return benchmark_config.make(models=("mlp", "cnn"), batch_sizes=(128,))
+
+def get_config(scale: str = "small") -> ml_collections.ConfigDict:
+    """Returns the config at a scale: tiny, small or full."""
+    return benchmark_config.make(scale, CELLS)

@@ -21,3 +21,12 @@ def compiled_once(tmp_path_factory):
     _set(settings)
     yield
     _set(before)
+
+
+@pytest.fixture(scope="module")
+def compiled_cheaply():
+    """Compiles sooner, to slower programs, for modules that run each a few times."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

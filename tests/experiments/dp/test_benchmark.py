@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import importlib
 import json
 import os
 import pathlib
@@ -10,45 +11,41 @@ import sys
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import matplotlib.image
-import numpy as np
-import optax
 import pytest
 
 from experiments.dp import (
     benchmark,
     benchmark_config,
-    benchmark_methods,
+    benchmark_problems,
     benchmark_report,
     measuring,
 )
 from experiments.dp.benchmark_config import BenchmarkConfig
 from experiments.dp.benchmark_methods import METHODS, NON_PRIVATE
-from experiments.dp.benchmark_report import Cell
-from experiments.dp.measuring import Result
-from experiments.dp.steps import Data
-from experiments.dp.timing import Spread
 from experiments.errors import RunError, UsageError
 from experiments.models import registry
 
 REPOSITORY = pathlib.Path(__file__).parents[3]
 CLIPPING = [name for name, method in METHODS.items() if method.clipped_sum]
+CONFIGS = sorted(
+    path.stem for path in (REPOSITORY / "experiments/dp/configs").glob("benchmark_*.py")
+)
 
 pytestmark = [
-    pytest.mark.usefixtures("compiled_once"),
+    pytest.mark.usefixtures("compiled_once", "compiled_cheaply"),
     # By jax_privacy.
     pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated"),
 ]
 
 CONFIG = BenchmarkConfig(
-    models=("linear",),
-    batch_sizes=(4,),
-    image_shape=(8, 8, 1),
+    cells=("linear@8x8x1@4",),
+    noise_multiplier=0.0,
     repetitions=2,
     slow_repetitions=1,
     compile_repetitions=1,
     round_seconds=1e-3,
+    memory_budget_gb=1e-3,
 )
 
 
@@ -71,62 +68,52 @@ def small_models(monkeypatch):
     monkeypatch.setitem(registry.MODELS, "linear", linear)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cheap_compilation():
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 def run(folder, **changes):
     config = dataclasses.replace(CONFIG, out=str(folder), **changes)
     assert benchmark.benchmark(config) == folder.resolve()
+    return rows_of(folder)
+
+
+def rows_of(folder):
     with (folder / "results.csv").open() as file:
-        return {row["method"]: row for row in csv.DictReader(file)}
-
-
-def problem_for(model):
-    return benchmark_methods.make_problem(
-        benchmark_methods.build_model(model, (8, 8, 1)),
-        benchmark_methods.random_batch((8, 8, 1), batch_size=4),
-        noise_multiplier=0.0,
-    )
+        rows = list(csv.DictReader(file))
+    assert all(list(row) == list(benchmark_report.COLUMNS) for row in rows)
+    return {row["method"]: row for row in rows}
 
 
 def test_every_method_end_to_end(tmp_path, capsys):
     folder = tmp_path / "new" / "run"
-    rows = run(folder)
+    rows = run(folder, noise_multiplier=1.0)
     assert set(rows) == set(METHODS)
     for name, row in rows.items():
-        assert list(row) == list(benchmark_report.COLUMNS)
         assert row["failure"] == ""
-        assert (row["model"], row["batch_size"], row["num_parameters"]) == (
-            "linear",
-            "4",
-            "640",
-        )
+        keys = ("model", "input_shape", "batch_size", "num_parameters")
+        assert [row[key] for key in keys] == ["linear", "8x8x1", "4", "640"]
         assert row["rounds"] == ("1" if name in CONFIG.slow_methods else "2")
         seconds = float(row["step_seconds"])
         assert float(row["examples_per_second"]) == pytest.approx(4 / seconds)
         for key in ("step_seconds", "step_ratio", "lower_seconds", "compile_seconds"):
             assert float(row[key]) > 0
-        for key in ("step_seconds", "step_ratio"):
+        for key in ("step_seconds", "step_ratio", "speedup"):
             quartiles = [f"{key}_lower_quartile", key, f"{key}_upper_quartile"]
             values = [float(row[k]) for k in quartiles]
             assert values == sorted(values)
-        assert (row["temp_bytes"] == "") == (name == "one_by_one_loop")
+        assert 0 < float(row["temp_bytes"]) < float(row["total_bytes"])
         assert (row["relative_error"] == "") == (name not in CLIPPING)
+        assert row["largest_batch"] == ""
     for key in ("step_ratio", "lower_ratio", "compile_ratio", "temp_ratio"):
         assert float(rows[NON_PRIVATE][key]) == 1
+    assert float(rows["one_by_one_loop"]["speedup"]) == 1
     # Per-example gradients take their memory.
-    assert float(rows["vmap"]["temp_bytes"]) >= 4 * 4 * 640
+    for name in ("vmap", "multi_loss"):
+        assert float(rows[name]["temp_bytes"]) >= 4 * 4 * 640
 
     assert {p.name for p in folder.iterdir()} - {".lock"} == {
         "config.json",
+        "metrics.jsonl",
         "results.csv",
         "table.md",
-        "times.png",
+        "figure.png",
     }
     record = json.loads((folder / "config.json").read_text())
     assert record["repetitions"] == 2
@@ -136,185 +123,55 @@ def test_every_method_end_to_end(tmp_path, capsys):
     assert record["machine"]["device_kind"]
     table = (folder / "table.md").read_text()
     lines = [line for line in table.splitlines() if line.startswith("| linear")]
-    assert [line.split(" | ")[2] for line in lines] == list(METHODS)
-    assert {line.count(" | ") for line in lines} == {9}
-    assert matplotlib.image.imread(folder / "times.png").std() > 0.05
+    assert [line.split(" | ")[3] for line in lines] == list(METHODS)
+    assert "largest batch" not in table
+    assert "54 to 94" in table
+    assert matplotlib.image.imread(folder / "figure.png").std() > 0.05
     output = capsys.readouterr()
     assert table in output.out
-    assert "linear, batch 4: the clipped gradients of 7 methods agree" in output.out
+    agree = "linear 8x8x1, batch 4: the clipped gradients of 8 methods agree"
+    assert agree in output.out
     assert "100%" in output.err
 
 
-def clipped_sum_in_float64(problem):
-    """By hand, from gradients in float64."""
-    with jax.enable_x64(True):
-        params, batch = jax.tree.map(
-            lambda x: jnp.asarray(
-                x, jnp.float64 if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
-            ),
-            (problem.params, problem.batch),
-        )
-        grad_fn = jax.jit(jax.grad(problem.loss))
-        total, num_clipped = jax.tree.map(np.zeros_like, params), 0
-        for i in range(problem.batch_size):
-            one = jax.tree.map(lambda x, i=i: x[i : i + 1], batch)
-            grad = grad_fn(params, Data(*one))
-            norm = float(optax.tree.norm(grad))
-            num_clipped += norm > problem.l2_clip_norm
-            scale = min(1.0, problem.l2_clip_norm / norm)
-            total = jax.tree.map(
-                lambda t, g, s=scale: t + s * np.asarray(g), total, grad
-            )
-    assert num_clipped == problem.batch_size // 2, "the clip norm should split them"
-    return jax.tree.leaves(total)
+def test_a_stopped_run_continues_with_what_is_missing(tmp_path, monkeypatch):
+    cells = ("linear@8x8x1@2", "linear@8x8x1@3", "linear@8x8x1@4")
+    whole, measured = measuring.measure, []
+
+    def stops(cell, *args):
+        measured.append(cell.batch_size)
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return whole(cell, *args)
+
+    monkeypatch.setattr(measuring, "measure", stops)
+    changes = {"cells": cells, "methods": (NON_PRIVATE,), "figure": "batch_size"}
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, **changes)
+    first = (tmp_path / "results.csv").read_text()
+    assert len(first.splitlines()) == 2
+    # Stopped while it wrote.
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"spec": {"model": "lin')
+    run(tmp_path, **changes)
+    assert measured == [2, 3, 3, 4]
+    results = (tmp_path / "results.csv").read_text()
+    assert results.startswith(first)
+    assert [row.split(",")[2] for row in results.splitlines()[1:]] == ["2", "3", "4"]
+    run(tmp_path, **changes)
+    assert measured == [2, 3, 3, 4]
+    assert (tmp_path / "results.csv").read_text() == results
 
 
-def test_methods_clip_alike():
-    problem = problem_for("mlp:hidden_sizes=4")
-    expected = clipped_sum_in_float64(problem)
-    for name in CLIPPING:
-        found = measuring.clipped_gradient(name, problem)
-        assert measuring.relative_error(found, expected) < 1e-5, name
-
-
-@pytest.mark.parametrize("name", ["auto", "one_by_one_loop", "noise_only"])
-def test_a_step_moves_by_the_noisy_mean(name, monkeypatch):
-    monkeypatch.setattr(benchmark_methods, "LEARNING_RATE", 1.0)
-    problem = problem_for("linear")
-    program = METHODS[name].program(problem)
-    step = program.assemble(measuring.compile_program(program).parts)
-    before = jax.tree.map(np.asarray, problem.params)
-    after = step(program.init()).params
-    if name == "noise_only":
-        gradient = jax.grad(problem.loss)(problem.params, problem.batch)
-        expected = jax.tree.leaves(gradient)
-    else:
-        expected = [total / 4 for total in clipped_sum_in_float64(problem)]
-    moved = jax.tree.map(lambda b, a: b - np.asarray(a), before, after)
-    for found, wanted in zip(jax.tree.leaves(moved), expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
-
-
-def replaced(monkeypatch, name, **changes):
-    monkeypatch.setitem(METHODS, name, dataclasses.replace(METHODS[name], **changes))
-
-
-def test_a_wrong_gradient_is_not_timed(tmp_path, monkeypatch, capsys):
-    right = METHODS["auto"].clipped_sum
-
-    def wrong(loss, l2_clip_norm):
-        return right(loss, 1.001 * l2_clip_norm)
-
-    replaced(monkeypatch, "auto", clipped_sum=wrong)
-    rows = run(tmp_path, methods=("auto", "one_by_one_loop"))
-    assert list(rows) == [NON_PRIVATE, "auto", "one_by_one_loop"]
-    assert "its clipped gradient differs by" in rows["auto"]["failure"]
-    assert 1e-4 < float(rows["auto"]["relative_error"]) < 1e-2
-    assert rows["auto"]["step_seconds"] == ""
-    assert rows["one_by_one_loop"]["failure"] == ""
-    assert float(rows["one_by_one_loop"]["step_ratio"]) > 0
-    assert "| auto | failed: ArithmeticError" in (tmp_path / "table.md").read_text()
-    assert "the clipped gradients of 1 methods agree" in capsys.readouterr().out
-
-
-def test_a_method_that_fails_at_once_or_later_fails_alone(tmp_path, monkeypatch):
-    def broken(problem):
-        raise RuntimeError("RESOURCE_EXHAUSTED: Out of\nmemory")
-
-    whole = METHODS["noise_only"].program
-
-    def fails_in_the_rounds(problem):
-        program, calls = whole(problem), []
-
-        def assemble(parts):
-            step = program.assemble(parts)
-
-            def counted(state):
-                calls.append(state)
-                if len(calls) > 3:
-                    raise RuntimeError("later")
-                return step(state)
-
-            return counted
-
-        return dataclasses.replace(program, assemble=assemble)
-
-    replaced(monkeypatch, "auto", program=broken)
-    replaced(monkeypatch, "noise_only", program=fails_in_the_rounds)
-    rows = run(tmp_path, methods=("auto", "noise_only", "one_by_one_loop"))
-    assert rows["auto"]["failure"] == (
-        "RuntimeError: RESOURCE_EXHAUSTED: Out of memory"
-    )
-    assert rows["noise_only"]["failure"] == "RuntimeError: later"
-    for name in (NON_PRIVATE, "one_by_one_loop"):
-        assert rows[name]["failure"] == ""
-        assert float(rows[name]["step_ratio"]) > 0
-
-
-def test_memory_that_is_not_there(tmp_path, monkeypatch):
-    # The loop of calls, whose need is not known, is tried.
-    monkeypatch.setattr(measuring, "free_bytes", lambda: 0)
-    rows = run(tmp_path, methods=("auto", "one_by_one_loop"))
-    assert "0.0 GB are free" in rows["auto"]["failure"]
-    assert "0.0 GB are free" in rows[NON_PRIVATE]["failure"]
-    # Without a non-private time there are times but no ratios.
-    assert float(rows["one_by_one_loop"]["step_seconds"]) > 0
-    assert rows["one_by_one_loop"]["step_ratio"] == ""
-
-
-def test_nothing_measured_is_a_failure(tmp_path, monkeypatch):
-    monkeypatch.setattr(measuring, "free_bytes", lambda: 0)
-    with pytest.raises(RunError, match="every method failed, the first with MemoryErr"):
-        run(tmp_path, methods=("auto",))
-    assert (tmp_path / "results.csv").exists()
-
-
-def cell(batch_size, *ratios):
-    def result(method, ratio):
-        if ratio is None:
-            return Result(method, "MemoryError: it needs 9 GB | 1 GB are free")
-        times = Spread(1e-3 * ratio, 0.9e-3 * ratio, 1.1e-3 * ratio)
-        return Result(
-            method, step_seconds=times, step_ratio=Spread(ratio, ratio, ratio)
-        )
-
-    methods = zip(METHODS, ratios, strict=False)
-    return Cell("mlp", 640, batch_size, [result(m, ratio) for m, ratio in methods])
-
-
-@pytest.mark.parametrize(
-    "cells",
-    [
-        [cell(1, 1.0)],
-        [cell(1, None, None)],
-        [cell(1, 1.0, 0.9, 120.0, None), cell(2, 1.0, 0.98), cell(3, 1.0, 2000.0)],
-    ],
-)
-def test_draws_whatever_was_measured(tmp_path, cells):
-    path = tmp_path / "times.png"
-    benchmark_report.draw(cells, path)
-    assert matplotlib.image.imread(path).std() > 0.05
-
-
-def test_the_table_survives_any_reason():
-    machine = {
-        "cpu": "a CPU",
-        "cores": 2,
-        "device_kind": "cpu",
-        "versions": {"jax": "1", "jax-privacy": "2"},
-    }
-    table = benchmark_report.table([cell(1, 1.0, None)], machine)
-    lines = [line for line in table.splitlines() if line.startswith("|")]
-    assert {line.replace("\\|", "").count("|") for line in lines} == {11}
-    assert "| mlp | 1 | nonprivate | 1.00 [0.900, 1.10] | 1.00 [1.00, 1.00] |" in table
-
-
-def test_other_results_are_not_overwritten(tmp_path):
+def test_another_config_or_machine_is_not_mixed_in(tmp_path, monkeypatch):
     run(tmp_path, methods=(NON_PRIVATE,))
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    with pytest.raises(
-        UsageError, match=r"holds 'config\.json'.*another --config\.out"
-    ):
+    with pytest.raises(UsageError, match=r"holds a run with repetitions=2 \(now 3\)"):
+        run(tmp_path, methods=(NON_PRIVATE,), repetitions=3)
+    monkeypatch.setattr(
+        benchmark.machine, "describe", lambda: {"cpu": "another", "cores": 64}
+    )
+    with pytest.raises(UsageError, match="holds a run with machine="):
         run(tmp_path, methods=(NON_PRIVATE,))
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
@@ -326,14 +183,29 @@ def test_a_foreign_folder_is_refused(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} - {".lock"} == {"notes.txt"}
 
 
+def test_methods_left_out_of_a_cell(tmp_path):
+    rows = run(
+        tmp_path,
+        cells=("linear@8x8x1@4@without=vmap",),
+        methods=("noise_only", "vmap"),
+    )
+    assert list(rows) == [NON_PRIVATE, "noise_only"]
+
+
+def test_nothing_measured_is_a_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "free_bytes", lambda: 0)
+    message = "every method failed, the first with nothing to check against: MemoryErr"
+    with pytest.raises(RunError, match=message):
+        run(tmp_path, methods=("auto",))
+    assert (tmp_path / "results.csv").exists()
+
+
 def test_main_ends_with_the_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     values = dataclasses.asdict(dataclasses.replace(CONFIG, methods=(NON_PRIVATE,)))
-    monkeypatch.setattr(
-        benchmark.command_line,
-        "load_config",
-        lambda: benchmark_config.make(**values),
-    )
+    config = benchmark_config.make("tiny", {"tiny": values["cells"]})
+    config.update(values)
+    monkeypatch.setattr(benchmark.command_line, "load_config", lambda: config)
     monkeypatch.setattr(benchmark.jax.config, "update", lambda name, value: None)
     benchmark.main()
     folder = pathlib.Path(
@@ -341,49 +213,63 @@ def test_main_ends_with_the_folder(tmp_path, monkeypatch, capsys):
     )
     assert folder.parent == tmp_path / "runs"
     assert folder.name.startswith("benchmark-")
-    assert (folder / "times.png").exists()
+    assert (folder / "figure.png").exists()
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("cell", "message"),
     [
-        (
-            {"methods": ("auto", "ghost")},
-            "config.methods has 'ghost', which is unknown",
-        ),
-        ({"methods": ("vmapp",)}, "did you mean 'vmap'"),
-        ({"methods": ()}, r"config.methods=\(\), expected different entries"),
-        ({"methods": ("auto", "auto")}, "expected different entries"),
-        ({"slow_methods": ("slow",)}, "config.slow_methods has 'slow'"),
-        ({"slow_methods": (NON_PRIVATE,)}, "expected methods other than nonprivate"),
-        ({"repetitions": 0}, "config.repetitions=0, expected an integer >= 1"),
-        ({"compile_repetitions": 0}, "config.compile_repetitions=0, expected"),
-        ({"slow_repetitions": 3}, "config.slow_repetitions=3, expected at most repet"),
-        ({"batch_sizes": (4, 0)}, r"config.batch_sizes=\(4, 0\), expected integers"),
-        ({"image_shape": (8, 8)}, "expected height, width and channels"),
-        ({"round_seconds": 0.0}, "config.round_seconds=0.0, expected 0 <"),
+        ("cnnn@8x8x1@4", r"model='cnnn' is unknown.*did you mean 'cnn'"),
+        ("mlp@512@4", r"takes inputs of shape \(H, W, C\)"),
     ],
 )
-def test_bad_config(changes, message):
-    values = dataclasses.asdict(dataclasses.replace(CONFIG, **changes))
-    with pytest.raises(UsageError, match=message) as error:
-        benchmark_config.parse(benchmark_config.make(**values))
-    assert "\n" not in str(error.value)
-
-
-def test_unknown_model_touches_no_folder(tmp_path):
+def test_an_impossible_model_touches_no_folder(tmp_path, cell, message):
     folder = tmp_path / "run"
-    with pytest.raises(
-        UsageError, match=r"model='cnnn' is unknown.*did you mean 'cnn'"
-    ):
-        run(folder, models=("cnnn",))
+    with pytest.raises(UsageError, match=message):
+        run(folder, cells=("linear@8x8x1@4", cell))
     assert not folder.exists()
 
 
-def test_config_files():
-    for name in ("benchmark_classifiers", "benchmark_tiny"):
-        module = __import__(f"experiments.dp.configs.{name}", fromlist=["get_config"])
-        assert benchmark_config.parse(module.get_config()).all_methods == tuple(METHODS)
+def config_of(name, scale):
+    module = importlib.import_module(f"experiments.dp.configs.{name}")
+    return benchmark_config.parse(module.get_config(scale))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_at_every_scale_names_models_that_exist(name):
+    for scale in benchmark_config.SCALES:
+        for cell in config_of(name, scale).cell_specs:
+            benchmark_problems.build_model(cell)
+
+
+def test_every_figure_has_a_config_and_runs(tmp_path):
+    figures = set()
+    for name in CONFIGS:
+        config = config_of(name, "tiny")
+        figures.add(config.figure)
+        folder = tmp_path / name
+        rows = run(folder, figure=config.figure, methods=(NON_PRIVATE,), check=False)
+        assert list(rows) == [NON_PRIVATE]
+        assert matplotlib.image.imread(folder / "figure.png").std() > 0.02
+    assert figures == set(benchmark_config.FIGURES)
+
+
+def test_memory_is_found_without_a_step(tmp_path, monkeypatch):
+    def never(*args, **kwargs):
+        raise AssertionError
+
+    monkeypatch.setattr(measuring.timing, "warmed_up", never)
+    monkeypatch.setattr(benchmark_problems, "make_problem", never)
+    methods = ("vmap", "one_by_one_loop")
+    rows = run(tmp_path, figure="memory", methods=methods, memory_budget_gb=1e-4)
+    largest = {name: int(row["largest_batch"]) for name, row in rows.items()}
+    # The gradients of vmap alone, in float32, and the images of each.
+    assert 0 < largest["vmap"] < 1e5 / (4 * 640)
+    assert largest["vmap"] < largest[NON_PRIVATE] < 1e5 / (4 * 64)
+    ratio = largest["vmap"] / largest[NON_PRIVATE]
+    assert float(rows["vmap"]["largest_batch_ratio"]) == pytest.approx(ratio)
+    assert rows["vmap"]["step_seconds"] == ""
+    assert "largest batch" in (tmp_path / "table.md").read_text()
 
 
 def test_wrong_usage_is_one_line_and_code_2():
@@ -392,8 +278,7 @@ def test_wrong_usage_is_one_line_and_code_2():
             sys.executable,
             "-m",
             "experiments.dp.benchmark",
-            "--config=experiments/dp/configs/benchmark_tiny.py",
-            "--config.methods=auto,ghost",
+            "--config=experiments/dp/configs/benchmark_depth.py:large",
         ],
         cwd=REPOSITORY,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
@@ -401,7 +286,9 @@ def test_wrong_usage_is_one_line_and_code_2():
         text=True,
         check=False,
     )
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: config.methods has 'ghost', which is unkno")
-    assert result.stderr.count("\n") == 1
+    assert result.returncode == 2, result.stderr
+    assert result.stderr == (
+        "error: the config file failed: UsageError: the scale 'large' is unknown: "
+        "expected --config=FILE.py:SCALE with one of tiny, small, full\n"
+    )
     assert result.stdout == ""

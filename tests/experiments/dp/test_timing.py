@@ -70,3 +70,8 @@ def test_a_ratio_pairs_the_times_of_a_round():
     seconds = np.array([2.0, np.nan, np.nan, 20.0, 20.0])
     assert np.nanmedian(seconds) / np.median(baseline) == 20
     assert timing.paired_ratio(seconds, baseline) == (2, 2, 2)
+
+
+def test_a_step_much_longer_than_a_round_is_warmed_up_by_one():
+    step = counting_step(3).step
+    assert timing.warmed_up(step, 0, rounds=3, round_seconds=1e-12).state == 1

@@ -1,0 +1,97 @@
+"""Every method against gradients in float64, clipped by hand."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from experiments.dp import benchmark_methods, benchmark_problems, measuring
+from experiments.dp.benchmark_cells import CellSpec
+from experiments.dp.benchmark_methods import METHODS
+from experiments.dp.steps import Data
+
+CLIPPING = [name for name, method in METHODS.items() if method.clipped_sum]
+
+pytestmark = [
+    pytest.mark.usefixtures("compiled_once", "compiled_cheaply"),
+    # By jax_privacy.
+    pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated"),
+]
+
+
+@pytest.fixture(scope="module")
+def problem():
+    cell = CellSpec("mlp:hidden_sizes=4", (8, 8, 1), 4)
+    problem = benchmark_problems.make_problem(cell, noise_multiplier=0.0)
+    l2_clip_norm, _ = measuring.reference(problem)
+    return dataclasses.replace(problem, l2_clip_norm=l2_clip_norm)
+
+
+@pytest.fixture(scope="module")
+def expected(problem):
+    """The sum of clipped gradients, in float64."""
+    with jax.enable_x64(True):
+        params, batch = jax.tree.map(
+            lambda x: jnp.asarray(
+                x, jnp.float64 if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
+            ),
+            (problem.params, problem.batch),
+        )
+        grad_fn = jax.jit(jax.grad(problem.loss))
+        total, num_clipped = jax.tree.map(np.zeros_like, params), 0
+        for i in range(problem.batch_size):
+            one = jax.tree.map(lambda x, i=i: x[i : i + 1], batch)
+            grad = grad_fn(params, Data(*one))
+            norm = float(optax.tree.norm(grad))
+            num_clipped += norm > problem.l2_clip_norm
+            scale = min(1.0, problem.l2_clip_norm / norm)
+            total = jax.tree.map(
+                lambda t, g, s=scale: t + s * np.asarray(g), total, grad
+            )
+    assert num_clipped == problem.batch_size // 2, "the clip norm should split them"
+    return total
+
+
+@pytest.mark.parametrize("name", CLIPPING)
+def test_methods_clip_alike(name, problem, expected):
+    found = measuring.clipped_gradient(name, problem)
+    assert measuring.relative_error(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["auto", "multi_loss", "one_by_one_loop"])
+def test_a_step_moves_by_the_clipped_mean(name, problem, expected, monkeypatch):
+    mean = jax.tree.map(lambda total: total / problem.batch_size, expected)
+    check_move(name, problem, mean, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["nonprivate", "noise_only"])
+def test_a_step_without_clipping_moves_by_the_mean(name, problem, monkeypatch):
+    gradient = jax.grad(problem.loss)(problem.params, problem.batch)
+    check_move(name, problem, gradient, monkeypatch)
+
+
+def check_move(name, problem, gradient, monkeypatch):
+    monkeypatch.setattr(benchmark_methods, "LEARNING_RATE", 1.0)
+    program = METHODS[name].step(problem)
+    step = program.assemble(measuring.compile_program(program).parts)
+    before = jax.tree.map(np.asarray, problem.params)
+    after = step(program.init(problem.params)).params
+    moved = jax.tree.map(lambda b, a: b - np.asarray(a), before, after)
+    leaves = (jax.tree.leaves(moved), jax.tree.leaves(gradient))
+    for found, wanted in zip(*leaves, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_shapes_are_enough_to_compile(problem):
+    shapes = benchmark_problems.with_batch_size(problem, 8)
+    shapes = dataclasses.replace(shapes, params=jax.eval_shape(lambda: problem.params))
+    small, large = (
+        measuring.compile_program(METHODS["multi_loss"].step(p)).total_bytes
+        for p in (problem, shapes)
+    )
+    # Four more gradients.
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(problem.params))
+    assert large - small >= 4 * 4 * num_parameters
