@@ -12,11 +12,17 @@ import pytest
 REPOSITORY = pathlib.Path(__file__).parents[1]
 README = (REPOSITORY / "README.md").read_text()
 
-# What makes a command of the README small, by the module it runs.
+# What makes a command of the README small, by the module it runs or its config.
+STDLIB = "--config=experiments/dp/configs/stdlib_transformer.py"
 SMALL = {
     "experiments.dp.train": [
         "--config.dataset=digits",
         "--config.model=mlp",
+        "--config.num_steps=2",
+        "--config.batch_size=32",
+    ],
+    STDLIB: [
+        "--config.model=transformer:width=8:heads=2",
         "--config.num_steps=2",
         "--config.batch_size=32",
     ],
@@ -77,7 +83,8 @@ def test_the_check_for_mixed_examples_runs_as_pasted():
 def test_command_runs(command, tmp_path):
     _, _, module, *arguments = shlex.split(command)
     if "--help" not in arguments:
-        arguments += [*SMALL[module], f"--config.out={tmp_path / 'run'}"]
+        small = SMALL[STDLIB if STDLIB in arguments else module]
+        arguments += [*small, f"--config.out={tmp_path / 'run'}"]
     result = _run([sys.executable, "-m", module, *arguments])
     assert result.returncode == 0, result.stderr
 
