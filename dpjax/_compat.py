@@ -4,7 +4,7 @@ Everything here rests on `jax.extend.core` and on what a jaxpr equation carries 
 Supported: JAX 0.10 to 0.12.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -61,7 +61,7 @@ def varying_axes(array: Any) -> frozenset[Any]:
     return getattr(manual, "varying", frozenset())
 
 
-def _called(equation: Equation) -> tuple[Any, Sequence[Any]] | None:
+def called(equation: Equation) -> tuple[Any, Sequence[Any]] | None:
     """The jaxpr and constants that a plain call runs, or None for other equations."""
     name = _CALLS.get(equation.primitive)
     if name is None:
@@ -70,42 +70,9 @@ def _called(equation: Equation) -> tuple[Any, Sequence[Any]] | None:
     return getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
 
 
-def _evaluate_inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list:
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-
-    def read(atom: Atom) -> Any:
-        return atom.val if isinstance(atom, Literal) else values[atom]
-
-    for equation in jaxpr.eqns:
-        operands = [read(atom) for atom in equation.invars]
-        called = _called(equation)
-        if called is None:
-            results = evaluate(equation, operands)
-        else:
-            results = _evaluate_inlined(*called, operands)
-        values.update(zip(equation.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
-
-
 def all_equations(jaxpr: Any) -> Iterator[Equation]:
     """The equations of a jaxpr and of all jaxprs inside it."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in core.jaxprs_in_params(equation.params):
             yield from all_equations(inner)
-
-
-def trace_inlined(fun: Callable[..., list], specs: Sequence[Any]) -> ClosedJaxpr:
-    """Traces `fun` to a jaxpr without plain calls: `jit` and `remat` are opened up.
-
-    Args:
-      fun: takes the values that `specs` describe, returns a list of arrays.
-      specs: `jax.ShapeDtypeStruct`s.
-
-    Returns:
-      A closed jaxpr. Scan, cond, while, custom_jvp and custom_vjp stay equations.
-    """
-    nested = jax.make_jaxpr(fun)(*specs)
-    return jax.make_jaxpr(
-        lambda *args: _evaluate_inlined(nested.jaxpr, nested.consts, args)
-    )(*specs)

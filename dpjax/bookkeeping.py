@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from dpjax import norm_rules, outer_products
 from dpjax.clip_factors import squared_sum
 from dpjax.outer_products import OuterProducts, SquaredNorm
-from dpjax.planning import Component, Rule, Use
+from dpjax.planning import Component, Piece, Rule, Use
 from dpjax.precision import tiny, widened
 from dpjax.taps import TappedFunction, TapValues, Values
 
@@ -99,7 +99,10 @@ def squared_norms(records: Records, components: Sequence[Component]) -> Norms:
         if component.rule is Rule.GRAM:
             taps = [records.taps[use.tap] for use in component.uses]
             norm = functools.partial(_gram_norm, records, component)
-            squared[component.leaves[0]] = records.vmap(norm)(taps)
+            for leaf, squared_norm in zip(
+                component.leaves, records.vmap(norm)(taps), strict=True
+            ):
+                squared[leaf] = squared_norm
     return Norms(squared, gradients)
 
 
@@ -126,8 +129,13 @@ def weighted_sum(
         sums[leaf] = total.astype(gradient.dtype)
     for component in components:
         if component.rule is Rule.GRAM:
-            (leaf,) = component.leaves
-            sums[leaf] = _transposed_sum(records, component, weights[leaf])
+            for weight_B in {
+                id(weights[i]): weights[i] for i in component.leaves
+            }.values():
+                totals = _transposed_sum(records, component, weight_B)
+                for leaf, total in zip(component.leaves, totals, strict=True):
+                    if weights[leaf] is weight_B:
+                        sums[leaf] = total
     return sums
 
 
@@ -147,15 +155,23 @@ def example_gradient(
 
 def _gram_norm(
     records: Records, component: Component, taps: Sequence[TapValues]
-) -> SquaredNorm:
-    uses = []
-    for use, product, exchanged, met in zip(
-        component.uses, component.products, component.exchanged, taps, strict=True
-    ):
-        operands = records.operands(use, met.activations)
-        left, right = product.factors(operands, met.cotangents[0])
-        uses.append(OuterProducts(right, left) if exchanged else (left, right))
-    return outer_products.squared_norm([OuterProducts(*use) for use in uses])
+) -> list[SquaredNorm]:
+    """For each leaf of a component, one example's squared norm."""
+
+    def factors(piece: Piece) -> OuterProducts:
+        met = taps[piece.use]
+        operands = records.operands(component.uses[piece.use], met.activations)
+        return piece.factors(operands, met.cotangents[0])
+
+    found = []
+    for boxes in component.boxes:
+        norms = [outer_products.squared_norm(list(map(factors, box))) for box in boxes]
+        found.append(functools.reduce(_add_norms, norms))
+    return found
+
+
+def _add_norms(first: SquaredNorm, second: SquaredNorm) -> SquaredNorm:
+    return SquaredNorm(first.value + second.value, first.rounding + second.rounding)
 
 
 def _form_gradients(
@@ -171,7 +187,7 @@ def _form_gradients(
         axes = tuple(range(use.variable.aval.ndim))
         product = norm_rules.match_product(tap, use.position, axes)
         if product is not None and product.gradient is not None:
-            return product.gradient(operands, met.cotangents[0])
+            return product.gradient(product.factors(operands, met.cotangents[0]))
         if use.tap not in by_tap:
             by_tap[use.tap] = norm_rules.generic.gradients(
                 tap, operands, met.cotangents
@@ -211,22 +227,22 @@ def _pull_back(
 
 def _transposed_sum(
     records: Records, component: Component, weight_B: jax.Array
-) -> jax.Array:
-    """Weighted gradient sum of a leaf used in products, without forming gradients."""
+) -> list[jax.Array]:
+    """Weighted gradient sums of leaves used in products, without forming gradients."""
     totals = _sum_by_variable(
         component, lambda use: _transposed_tap(records, use, weight_B)
     )
-    (index,) = component.leaves
-    leaf = records.values[records.function.leaves[index]]
+    function = records.function
+    leaves = [records.values[function.leaves[i]] for i in component.leaves]
     # Casts on the way would round the sum once more.
-    forward = records.function.parameter_function(
-        component.variables, records.values, casts=False
+    forward = function.parameter_function(
+        component.variables, records.values, wide=True
     )
-    values, pullback = jax.vjp(forward, [widened(leaf)])
-    ((gradient,),) = pullback(
+    values, pullback = jax.vjp(forward, list(map(widened, leaves)))
+    (gradients,) = pullback(
         [total.astype(value.dtype) for total, value in zip(totals, values, strict=True)]
     )
-    return gradient.astype(leaf.dtype)
+    return [g.astype(leaf.dtype) for g, leaf in zip(gradients, leaves, strict=True)]
 
 
 def _transposed_tap(records: Records, use: Use, weight_B: jax.Array) -> jax.Array:

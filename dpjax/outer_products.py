@@ -64,6 +64,49 @@ class Factor(Protocol):
     def squared_row_norms(self) -> Array:
         """Squared norm at each place, float[n, t]."""
 
+    def merged(self, scanned: Sequence[bool]) -> "Factor":
+        """The factor of all steps of some loops, from one stacked over the steps.
+
+        Args:
+          scanned: for each leading axis of the arrays, whether it becomes groups; else
+            it becomes places.
+        """
+
+    def cut(self, groups: "Cut", widths: "Cut") -> "Factor":
+        """The factor's entries in a box of the parameter."""
+
+
+class Cut(NamedTuple):
+    """A box in an array's axes.
+
+    Attributes:
+      shape: the axes' sizes.
+      slices: what the box holds of each.
+    """
+
+    shape: tuple[int, ...]
+    slices: tuple[slice, ...]
+
+    def is_whole(self) -> bool:
+        """Whether nothing is cut off."""
+        return all(
+            (cut.start, cut.stop) == (0, size)
+            for cut, size in zip(self.slices, self.shape, strict=True)
+        )
+
+
+def _merged(array: Array, scanned: Sequence[bool]) -> Array:
+    """Loop axes merged into the first axis behind them, or into the one behind that."""
+    own = [i for i, is_own in enumerate(scanned) if is_own]
+    shared = [i for i, is_own in enumerate(scanned) if not is_own]
+    count = len(scanned)
+    array = jnp.transpose(array, (*own, count, *shared, *range(count + 1, array.ndim)))
+    groups, places = (
+        math.prod(array.shape[a:b])
+        for a, b in ((0, len(own) + 1), (len(own) + 1, count + 2))
+    )
+    return array.reshape(groups, places, *array.shape[count + 2 :])
+
 
 def _rounding_unit(dtype: Any) -> float:
     return _ROUNDING_UNITS * float(jnp.finfo(dtype).eps)
@@ -77,6 +120,9 @@ def _einsum(formula: str, *operands: Array) -> Array:
     return jnp.einsum(formula, *map(widened, operands), precision=lax.Precision.HIGHEST)
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["array_NxTxK"], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True)
 class Dense:
     """A factor held as an array of shape (groups, length, width)."""
@@ -108,41 +154,70 @@ class Dense:
         """Squared norm at each place, float[n, t]."""
         return jnp.sum(jnp.square(widened(self.array_NxTxK)), axis=2)
 
+    def merged(self, scanned: Sequence[bool]) -> "Dense":
+        """See `Factor`."""
+        return Dense(_merged(self.array_NxTxK, scanned))
 
+    def cut(self, groups: Cut, widths: Cut) -> "Dense":
+        """See `Factor`."""
+        array = self.array_NxTxK
+        array = array.reshape(*groups.shape, self.length, *widths.shape)
+        array = array[(*groups.slices, slice(None), *widths.slices)]
+        inside = len(groups.shape)
+        count = math.prod(array.shape[:inside])
+        return Dense(array.reshape(count, self.length, -1))
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["ids_NxT"], meta_fields=["width"]
+)
 @dataclasses.dataclass(frozen=True)
 class OneHot:
-    """Rows of an identity matrix: place t looks up row `ids_T[t]` of a table.
+    """Rows of an identity matrix: place t looks up row `ids_NxT[n, t]` of table n.
 
     An id outside [0, width) stands for a row of zeros: a lookup that was filled.
     """
 
-    ids_T: Array
+    ids_NxT: Array
     width: int
 
     @property
     def length(self) -> int:
         """Number of places t."""
-        return self.ids_T.shape[0]
+        return self.ids_NxT.shape[1]
 
     @property
-    def _inside_T(self) -> Array:
-        return (self.ids_T >= 0) & (self.ids_T < self.width)
+    def _inside_NxT(self) -> Array:
+        return (self.ids_NxT >= 0) & (self.ids_NxT < self.width)
 
     def gram(self, other: Factor) -> Array:
-        """Inner products with another factor's places, float[1, t, s]."""
+        """Inner products with another factor's places, float[n, t, s]."""
         if isinstance(other, OneHot):
-            equal = self.ids_T[:, None] == other.ids_T[None, :]
-            return (equal & self._inside_T[:, None])[None].astype(jnp.float32)
+            equal = self.ids_NxT[:, :, None] == other.ids_NxT[:, None, :]
+            return (equal & self._inside_NxT[:, :, None]).astype(jnp.float32)
         if not isinstance(other, Dense):
             raise TypeError(f"no inner product of OneHot and {type(other).__name__}")
-        columns = jnp.clip(self.ids_T, 0, self.width - 1)
-        picked_NxSxT = jnp.take(other.array_NxTxK, columns, axis=2)
-        picked = jnp.where(self._inside_T[None, None], picked_NxSxT, 0)
+        columns = jnp.clip(self.ids_NxT, 0, self.width - 1)
+        picked_NxSxT = jax.vmap(lambda array, ids: jnp.take(array, ids, axis=1))(
+            other.array_NxTxK, columns
+        )
+        picked = jnp.where(self._inside_NxT[:, None], picked_NxSxT, 0)
         return jnp.swapaxes(widened(picked), 1, 2)
 
     def squared_row_norms(self) -> Array:
-        """Squared norm at each place, float[1, t]."""
-        return self._inside_T[None].astype(jnp.float32)
+        """Squared norm at each place, float[n, t]."""
+        return self._inside_NxT.astype(jnp.float32)
+
+    def merged(self, scanned: Sequence[bool]) -> "OneHot":
+        """See `Factor`."""
+        return OneHot(_merged(self.ids_NxT, scanned), self.width)
+
+    def cut(self, groups: Cut, widths: Cut) -> "OneHot":
+        """See `Factor`."""
+        (rows,) = widths.slices
+        ids = self.ids_NxT.reshape(*groups.shape, self.length)[groups.slices]
+        # Ids below the box stay outside of it; those above its end do too.
+        return OneHot(ids.reshape(-1, self.length) - rows.start, rows.stop - rows.start)
 
 
 class Window(NamedTuple):
@@ -171,6 +246,11 @@ class Window(NamedTuple):
         return [self.shifted(array, axis, i) for i in range(self.size)]
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["input_NxSxC"],
+    meta_fields=["windows"],
+)
 @dataclasses.dataclass(frozen=True)
 class Patches:
     """What a convolution's kernel sees at each output position, not materialised.
@@ -180,8 +260,9 @@ class Patches:
     shifts, instead of T^2 * offsets * channels.
 
     Attributes:
-      input_NxSxC: padded (and dilated) input; groups, spatial dims S..., channels.
-      windows: the geometry along each spatial dim.
+      input_NxSxC: padded (and dilated) input; groups, spatial dims S..., channels. The
+        first spatial dim is the convolution's batch.
+      windows: the geometry along each spatial dim; the first has size 1 and stride 1.
     """
 
     input_NxSxC: Array
@@ -225,6 +306,18 @@ class Patches:
         for i, window in enumerate(self.windows, 1):
             total = _sum(window.shifts(total, i))
         return total.reshape(total.shape[0], self.length)
+
+    def merged(self, scanned: Sequence[bool]) -> "Patches":
+        """See `Factor`."""
+        array = _merged(self.input_NxSxC, scanned)
+        first = self.windows[0]._replace(outputs=array.shape[1])
+        return Patches(array, (first, *self.windows[1:]))
+
+    def cut(self, groups: Cut, widths: Cut) -> "Patches":
+        """See `Factor`; along channels only."""
+        if not groups.is_whole():
+            raise ValueError("groups of patches cannot be cut")
+        return Patches(self.input_NxSxC[..., widths.slices[-1]], self.windows)
 
     def outer_products(self, right_NxTxP: Array) -> Array:
         """sum_t patch_t (x) right_t, of shape (n, kernel sizes..., channels, p).

@@ -10,21 +10,22 @@ the data, such as the two factors of `A @ B`), and chooses for each component be
   then reused for the weighted sum.
 
 Both are exact. Gram needs uses that are all outer products and a way from leaf to tap
-that keeps norms (reshapes, transposes, slices, casts).
+on which entries are only placed (`dpjax.placements`): uses of the same box of a leaf
+concatenate, disjoint boxes add up.
 """
 
 import dataclasses
 import enum
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-from jax.extend.core import primitives as p
-
-from dpjax import _compat, norm_rules
+from dpjax import _compat, norm_rules, placements
 from dpjax.norm_rules import ProductUse
-from dpjax.taps import Side, TappedFunction
+from dpjax.outer_products import Cut, Dense, OuterProducts
+from dpjax.placements import Part, Parts
+from dpjax.taps import Tap, TappedFunction
 
 # Arithmetic that takes as long as moving one byte: about 10 on CPUs (100 GFLOP/s at
 # 10 GB/s) and on GPUs (60 TFLOP/s at 5 TB/s) alike.
@@ -49,6 +50,61 @@ class Use(NamedTuple):
     variable: Any
 
 
+class Piece(NamedTuple):
+    """What one use contributes to the gradient of a box of a leaf.
+
+    Attributes:
+      use: index into the component's uses.
+      product: the use as outer products.
+      cuts: the box in the factors' groups, left and right; None for all of them.
+      scale: what the outer products are multiplied by.
+      exchanged: whether left and right change places, to fit the box's other pieces.
+    """
+
+    use: int
+    product: ProductUse
+    cuts: tuple[Cut, Cut, Cut] | None
+    scale: float
+    exchanged: bool
+
+    def factors(self, operands: Sequence[Any], cotangent: Any) -> OuterProducts:
+        """The outer products, for one example."""
+        left, right = self.product.factors(operands, cotangent)
+        if self.cuts is not None:
+            groups, left_widths, right_widths = self.cuts
+            left, right = left.cut(groups, left_widths), right.cut(groups, right_widths)
+        if self.scale != 1:
+            assert isinstance(right, Dense)
+            right = Dense(right.array_NxTxK * self.scale)
+        return (
+            OuterProducts(right, left) if self.exchanged else OuterProducts(left, right)
+        )
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Groups, left width and right width."""
+        if self.cuts is None:
+            product = self.product
+            return product.groups, product.left_width, product.right_width
+        groups, left, right = (
+            math.prod(cut.stop - cut.start for cut in cuts.slices) for cuts in self.cuts
+        )
+        return groups, left, right
+
+    def gram_flops(self) -> int:
+        """Cost of the factors' grams for one example."""
+        if self.cuts is None:
+            return self.product.gram_flops
+        groups, left, right = self.sizes()
+        return 2 * groups * self.product.length**2 * (left + right)
+
+    def product_flops(self) -> int:
+        """Cost of the sum of outer products."""
+        return 2 * self.product.length * math.prod(self.sizes())
+
+
+Boxes = tuple[tuple[Piece, ...], ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Component:
     """Leaves whose gradients are computed together.
@@ -58,8 +114,7 @@ class Component:
       variables: the parameter-side values that meet data, functions of those leaves.
       uses: where they meet it.
       rule: the way chosen.
-      products: one product use for each of `uses`, if the rule is gram; `exchanged`
-        says which of them have left and right exchanged.
+      boxes: if the rule is gram, for each leaf its boxes, and the pieces of each.
       flops, bytes: cost of the norm for one example, for the way chosen.
     """
 
@@ -67,38 +122,26 @@ class Component:
     variables: tuple[_compat.Var, ...]
     uses: tuple[Use, ...]
     rule: Rule
-    products: tuple[ProductUse, ...] = ()
-    exchanged: tuple[bool, ...] = ()
+    boxes: tuple[Boxes, ...] = ()
     flops: int = 0
     bytes: int = 0
-
-
-class _Path(NamedTuple):
-    """The way from one leaf to a parameter-side value, if it keeps gradient norms.
-
-    `axes` holds the leaf axis behind each axis of the value, or None where axes were
-    joined, split or cut.
-    """
-
-    leaf: int
-    axes: tuple[int, ...] | None
 
 
 def plan(function: TappedFunction) -> list[Component]:
     """Plans every parameter leaf: components that cover each leaf exactly once."""
     uses = [
-        Use(i, position, tap.equation.invars[position])
+        Use(i, position, tap.operands[position].variable)
         for i, tap in enumerate(function.taps)
         for position in tap.parameter_positions
     ]
     reached = {use.variable: function.parameter_side([use.variable])[0] for use in uses}
-    paths = _norm_keeping_paths(function)
+    parts = placements.find(function)
     return [
         _plan_component(
             function,
             leaves,
             tuple(use for use in uses if set(reached[use.variable]) <= set(leaves)),
-            paths,
+            parts,
         )
         for leaves in _connected(len(function.leaves), list(reached.values()))
     ]
@@ -118,18 +161,22 @@ def _plan_component(
     function: TappedFunction,
     leaves: tuple[int, ...],
     uses: tuple[Use, ...],
-    paths: dict[_compat.Var, _Path],
+    parts: Mapping[_compat.Var, Parts],
 ) -> Component:
     variables = tuple(dict.fromkeys(use.variable for use in uses))
     if not uses:
         return Component(leaves, (), (), Rule.UNUSED)
     size = sum(_size(function.leaves[leaf]) for leaf in leaves)
     instantiated = Component(leaves, variables, uses, Rule.INSTANTIATED)
-    matched = _match_products(function, uses, paths, len(variables) == 1)
+    boxes = _match_products(function, leaves, uses, parts)
     taps = [function.taps[use.tap] for use in uses]
-    if matched is None:
+    if boxes is None:
         if all(map(norm_rules.is_elementwise, taps)):
-            cost = sum(_size(out) for tap in taps for out in tap.outputs())
+            cost = sum(
+                math.prod(tap.loops) * _size_of(out)
+                for tap in taps
+                for out in tap.outputs()
+            )
             return dataclasses.replace(
                 instantiated, rule=Rule.ELEMENTWISE, flops=2 * cost, bytes=8 * cost
             )
@@ -137,14 +184,14 @@ def _plan_component(
             instantiated, rule=Rule.FALLBACK, bytes=4 * size, flops=2 * size
         )
 
-    products, exchanged = matched
-    product_flops = sum(
-        2 * use.groups * use.length * use.left_width * use.right_width
-        for use in products
+    product_flops = sum(piece.product_flops() for box in _flat(boxes) for piece in box)
+    gram_flops = sum(
+        len(box) * sum(piece.gram_flops() for piece in box) for box in _flat(boxes)
     )
-    length = sum(use.length for use in products)
-    gram_flops = sum(use.gram_flops for use in products) * len(products)
-    gram_bytes = 8 * products[0].groups * length**2
+    gram_bytes = sum(
+        8 * box[0].sizes()[0] * sum(piece.product.length for piece in box) ** 2
+        for box in _flat(boxes)
+    )
     # The instantiated gradient is written, read for the norm, read for the sum.
     gradient_bytes = 3 * 4 * size
     gram_time = gram_flops + product_flops + _FLOPS_PER_BYTE * gram_bytes
@@ -153,95 +200,124 @@ def _plan_component(
         return dataclasses.replace(
             instantiated, flops=product_flops + 2 * size, bytes=gradient_bytes
         )
-    return Component(
-        leaves,
-        variables,
-        uses,
-        Rule.GRAM,
-        products,
-        exchanged,
-        flops=gram_flops,
-        bytes=gram_bytes,
+    return dataclasses.replace(
+        instantiated, rule=Rule.GRAM, boxes=boxes, flops=gram_flops, bytes=gram_bytes
     )
+
+
+def _flat(boxes: tuple[Boxes, ...]) -> Iterator[tuple[Piece, ...]]:
+    return itertools.chain.from_iterable(boxes)
+
+
+class _Signature(NamedTuple):
+    """Which axes of a box the factors of its gradient run over.
+
+    Pieces of one box concatenate if their signatures are equal, or equal with left and
+    right exchanged (`W` here and its transpose there).
+    """
+
+    form: Any
+    view: Any
+    group: tuple[int, ...]
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+
+    def exchanged(self) -> "_Signature":
+        return self._replace(left=self.right, right=self.left)
 
 
 def _match_products(
     function: TappedFunction,
+    leaves: Sequence[int],
     uses: Sequence[Use],
-    paths: dict[_compat.Var, _Path],
-    is_one_value: bool,
-) -> tuple[tuple[ProductUse, ...], tuple[bool, ...]] | None:
-    """All uses as outer products into one leaf with one signature, or None."""
-    products = []
-    for use in uses:
-        path = paths.get(use.variable)
-        if path is None or (path.axes is None and not is_one_value):
+    parts: Mapping[_compat.Var, Parts],
+) -> tuple[Boxes, ...] | None:
+    """All uses as outer products into boxes of the leaves, or None."""
+    by_leaf: dict[int, dict[Any, list[tuple[_Signature, Piece]]]] = {}
+    boxes: dict[int, list[Part]] = {leaf: [] for leaf in leaves}
+    for i, use in enumerate(uses):
+        if use.variable not in parts:
             return None
-        ndim = use.variable.aval.ndim
-        axes = tuple(range(ndim)) if is_one_value else path.axes
-        assert axes is not None
-        matched = norm_rules.match_product(function.taps[use.tap], use.position, axes)
-        if matched is None:
+        for part in parts[use.variable]:
+            matched = _match_part(function.taps[use.tap], i, use, part)
+            if matched is None:
+                return None
+            key = part.corner, part.box
+            known = by_leaf.setdefault(part.leaf, {})
+            if key not in known:
+                if any(part.overlaps(other) for other in boxes[part.leaf]):
+                    return None
+                boxes[part.leaf].append(part)
+            known.setdefault(key, []).append(matched)
+    found = []
+    for leaf in leaves:
+        joined = [_joined(matched) for matched in by_leaf.get(leaf, {}).values()]
+        if None in joined:
             return None
-        products.append(matched)
-    first = products[0].signature
-    exchanged = []
-    for matched in products:
-        if matched.signature == first:
-            exchanged.append(False)
-        elif matched.signature.exchanged() == first:
-            exchanged.append(True)
+        found.append(tuple(box for box in joined if box is not None))
+    return tuple(found)
+
+
+def _match_part(
+    tap: Tap, index: int, use: Use, part: Part
+) -> tuple[_Signature, Piece] | None:
+    """One use as outer products into one box, or None."""
+    # Axes of size one that the box lacks come last, whatever their order.
+    order = [
+        len(part.axes) + len(part.box) + i if axis is None else axis
+        for i, axis in enumerate(part.axes)
+    ]
+    product = norm_rules.match_product(tap, use.position, order)
+    if product is None:
+        return None
+    shape = use.variable.aval.shape
+    cut_at = [i for i, size in enumerate(shape) if part.sizes[i] != size]
+    if not set(cut_at) <= set(product.cut_axes):
+        return None
+    axes = product.group_axes, product.left_axes, product.right_axes
+    cuts = tuple(
+        Cut(
+            tuple(shape[i] for i in factor_axes),
+            tuple(
+                slice(part.start[i], part.start[i] + part.sizes[i]) for i in factor_axes
+            ),
+        )
+        for factor_axes in axes
+    )
+    group, left, right = (
+        tuple(order[i] for i in factor_axes if part.sizes[i] != 1)
+        for factor_axes in axes
+    )
+    signature = _Signature(product.form, part.view, group, left, right)
+    groups_cut, left_cut, right_cut = cuts
+    whole = not cut_at
+    return signature, Piece(
+        index,
+        product,
+        None if whole else (groups_cut, left_cut, right_cut),
+        part.scale,
+        False,
+    )
+
+
+def _joined(
+    matched: Sequence[tuple[_Signature, Piece]],
+) -> tuple[Piece, ...] | None:
+    """The pieces of one box, turned so that they concatenate, or None."""
+    first, _ = matched[0]
+    pieces = []
+    for signature, piece in matched:
+        if signature == first:
+            pieces.append(piece)
+        elif signature.exchanged() == first:
+            pieces.append(piece._replace(exchanged=True))
         else:
             return None
-    return tuple(products), tuple(exchanged)
-
-
-def _norm_keeping_paths(function: TappedFunction) -> dict[_compat.Var, _Path]:
-    paths = {
-        leaf: _Path(i, tuple(range(leaf.aval.ndim)))
-        for i, leaf in enumerate(function.leaves)
-    }
-    for equation in function.unbatched_equations:
-        parameters = [a for a in equation.invars if function.side(a) == Side.PARAMETER]
-        if len(parameters) != 1 or len(equation.outvars) != 1:
-            continue
-        (source,) = parameters
-        if source is not equation.invars[0] or source not in paths:
-            continue
-        axes = _axes_after(equation, paths[source].axes)
-        if axes is not _CHANGES_NORM:
-            paths[equation.outvars[0]] = _Path(paths[source].leaf, axes)
-    return paths
-
-
-_CHANGES_NORM: Any = object()
-_CUTS = frozenset({p.rev_p, p.slice_p, p.dynamic_slice_p, p.neg_p})
-
-
-def _axes_after(equation: _compat.Equation, axes: tuple[int, ...] | None) -> Any:
-    """Leaf axes behind an equation's result, given those behind its first operand.
-
-    None where they are lost although norms are kept, `_CHANGES_NORM` where the
-    transpose of the equation does not keep norms.
-    """
-    source, result = equation.invars[0].aval, equation.outvars[0].aval
-    if equation.primitive is p.transpose_p:
-        permutation = equation.params["permutation"]
-        return None if axes is None else tuple(axes[i] for i in permutation)
-    if equation.primitive in (p.convert_element_type_p, p.copy_p):
-        real = jnp.issubdtype(source.dtype, jnp.floating)
-        return (
-            axes
-            if real and jnp.issubdtype(result.dtype, jnp.floating)
-            else (_CHANGES_NORM)
-        )
-    if equation.primitive in (p.reshape_p, p.squeeze_p, p.broadcast_in_dim_p):
-        return None if _size_of(source) == _size_of(result) else _CHANGES_NORM
-    return None if equation.primitive in _CUTS else _CHANGES_NORM
+    return tuple(pieces)
 
 
 def _size(variable: Any) -> int:
-    return _size_of(getattr(variable, "aval", variable))
+    return _size_of(variable.aval)
 
 
 def _size_of(aval: Any) -> int:

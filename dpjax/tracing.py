@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _compat, planning
+from dpjax import normal_form, planning
 from dpjax.calling import Call
 from dpjax.planning import Component, Rule
 from dpjax.taps import TappedFunction
@@ -47,7 +47,7 @@ def trace(call: Call) -> Traced:
     specs = call.specs()
     count = len(call.leaves)
     specs.insert(count, jax.ShapeDtypeStruct((), jnp.float32))
-    function = TappedFunction(_compat.trace_inlined(flat, specs), count)
+    function = TappedFunction(normal_form.trace(flat, specs, count), count)
     return Traced(function, planning.plan(function), aux_tree)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from jax.extend.core import primitives
 
-from dpjax.norm_rules import conv, dot_general, elementwise, gather, generic
+from dpjax.norm_rules import conv, dot_general, elementwise, gather, generic, product
 from dpjax.norm_rules.product import ProductUse
 from dpjax.taps import Tap
 
@@ -20,18 +20,21 @@ _PRODUCT_RULES: dict[object, Callable[[Tap, int, Sequence[int]], ProductUse | No
 }
 
 
-def match_product(
-    tap: Tap, position: int, leaf_axes: Sequence[int]
-) -> ProductUse | None:
+def match_product(tap: Tap, position: int, order: Sequence[int]) -> ProductUse | None:
     """The product rule for one parameter operand of a tap, if there is one.
 
     Args:
-      tap: the tap.
+      tap: the tap, perhaps in loops.
       position: which of its operands.
-      leaf_axes: for each axis of that operand, the axis of the parameter leaf.
+      order: for each axis of that operand, in front of all loops, its place among the
+        axes of the parameter leaf.
     """
     rule = _PRODUCT_RULES.get(tap.equation.primitive)
-    return rule(tap, position, leaf_axes) if rule else None
+    if rule is None:
+        return None
+    num_own = sum(tap.operands[position].scanned)
+    use = rule(tap, position, order[num_own:])
+    return None if use is None else product.over_steps(use, tap, position)
 
 
 def is_elementwise(tap: Tap) -> bool:

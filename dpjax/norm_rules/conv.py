@@ -13,9 +13,7 @@ from dpjax.outer_products import Dense, OuterProducts, Patches, Window
 from dpjax.taps import Tap
 
 
-def match(
-    tap: Tap, position: int, leaf_axes: Sequence[int]
-) -> product.ProductUse | None:
+def match(tap: Tap, position: int, order: Sequence[int]) -> product.ProductUse | None:
     """Reads a convolution as outer products of patches and cotangents, for its kernel.
 
     The batch axis of the convolution (size one when `fun` sees a batch of one) is one
@@ -48,6 +46,7 @@ def match(
         padding.append((low, high, dilation - 1))
     padding.append((0, 0, 0))
     length = math.prod(output_shape)
+    canonical = tuple(order[axis] for axis in kernel_axes)
     right_width = features // groups
 
     def factors(operands: Sequence[Any], cotangent: jax.Array) -> OuterProducts:
@@ -64,24 +63,22 @@ def match(
             Dense(jnp.swapaxes(cotangent, 0, 1)),
         )
 
-    def gradient(operands: Sequence[Any], cotangent: jax.Array) -> jax.Array:
-        patches, right = factors(operands, cotangent)
+    def gradient(products: OuterProducts) -> jax.Array:
+        patches, right = products
         assert isinstance(patches, Patches)
         assert isinstance(right, Dense)
         products_NxKxCxP = patches.outer_products(right.array_NxTxK)
         groups_last = jnp.moveaxis(products_NxKxCxP, 0, -2)
-        canonical = groups_last.reshape(*sizes, channels, features)
+        kernel_last = groups_last.reshape(*sizes, channels, features)
         inverse = sorted(range(len(kernel_axes)), key=kernel_axes.__getitem__)
-        return jnp.transpose(canonical, inverse).astype(kernel.aval.dtype)
+        return jnp.transpose(kernel_last, inverse).astype(kernel.aval.dtype)
 
     pixels = _padded_pixels(image.aval.shape, image_axes, padding)
     return product.ProductUse(
-        product.Signature(
-            ("convolution", groups, windows),
-            (),
-            product.to_leaf(kernel_axes[:-1], leaf_axes),
-            product.to_leaf(kernel_axes[-1:], leaf_axes),
-        ),
+        ("convolution", groups, tuple(sizes), canonical),
+        (),
+        tuple(kernel_axes[:-1]),
+        tuple(kernel_axes[-1:]),
         groups,
         length,
         math.prod(sizes) * channels,
@@ -93,6 +90,7 @@ def match(
             + 2 * length**2 * right_width
         ),
         factors,
+        tuple(kernel_axes[-2:]) if groups == 1 else (),
         gradient,
     )
 

@@ -12,9 +12,7 @@ from dpjax.outer_products import Dense, OuterProducts
 from dpjax.taps import Tap
 
 
-def match(
-    tap: Tap, position: int, leaf_axes: Sequence[int]
-) -> product.ProductUse | None:
+def match(tap: Tap, position: int, order: Sequence[int]) -> product.ProductUse | None:
     """Reads a `dot_general` as outer products, for the operand at `position`.
 
     The output's axes are the batch axes, the left operand's free axes, the right
@@ -26,12 +24,12 @@ def match(
     if tap.data_positions != (1 - position,) or not product.is_real(parameter, other):
         return None
     (contracting, batch) = tap.equation.params["dimension_numbers"]
-    batch_pairs = _paired(batch, position, leaf_axes)
-    contracting_pairs = _paired(contracting, position, leaf_axes)
+    batch_pairs = _paired(batch, position, order)
+    contracting_pairs = _paired(contracting, position, order)
     group = [mine for mine, _ in batch_pairs]
     left = [mine for mine, _ in contracting_pairs]
     free = [i for i in range(parameter.aval.ndim) if i not in (*group, *left)]
-    right = product.in_leaf_order(free, leaf_axes)
+    right = product.ordered(free, order)
     other_used = [*batch[1 - position], *contracting[1 - position]]
     other_free = [i for i in range(other.aval.ndim) if i not in other_used]
 
@@ -67,24 +65,23 @@ def match(
         )
 
     return product.ProductUse(
-        product.Signature(
-            "product",
-            product.to_leaf(group, leaf_axes),
-            product.to_leaf(left, leaf_axes),
-            product.to_leaf(right, leaf_axes),
-        ),
+        "product",
+        tuple(group),
+        tuple(left),
+        right,
         groups,
         length,
         left_width,
         right_width,
         2 * groups * length**2 * (left_width + right_width),
         factors,
+        (*group, *left, *right),
     )
 
 
 def _paired(
-    axes: Sequence[Sequence[int]], position: int, leaf_axes: Sequence[int]
+    axes: Sequence[Sequence[int]], position: int, order: Sequence[int]
 ) -> list[tuple[int, int]]:
     """(parameter axis, other operand's axis) pairs, in the leaf's order."""
     pairs = zip(axes[position], axes[1 - position], strict=True)
-    return sorted(pairs, key=lambda pair: leaf_axes[pair[0]])
+    return sorted(pairs, key=lambda pair: order[pair[0]])

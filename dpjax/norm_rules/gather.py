@@ -13,9 +13,7 @@ from dpjax.outer_products import Dense, OneHot, OuterProducts
 from dpjax.taps import Tap
 
 
-def match(
-    tap: Tap, position: int, leaf_axes: Sequence[int]
-) -> product.ProductUse | None:
+def match(tap: Tap, position: int, order: Sequence[int]) -> product.ProductUse | None:
     """Reads a `gather` of whole slices along one axis as one-hot outer products."""
     table, indices = tap.equation.invars
     if position != 0 or tap.data_positions != (1,) or not product.is_real(table):
@@ -32,7 +30,7 @@ def match(
 
     rows = table.aval.shape[axis]
     length = math.prod(indices.aval.shape[:-1])
-    right = product.in_leaf_order(rest, leaf_axes)
+    right = product.ordered(rest, order)
     width = math.prod(table.aval.shape[i] for i in right)
     (output,) = tap.outputs()
     places = [i for i in range(output.ndim) if i not in numbers.offset_dims]
@@ -40,30 +38,31 @@ def match(
         *places,
         *(numbers.offset_dims[rest.index(i)] for i in right),
     ]
-    is_filled = parameters["mode"] == lax.GatherScatterMode.FILL_OR_DROP
+    # The derivative of any other lookup drops what is out of range, also where the
+    # lookup itself (`table[ids]`, which promises that nothing is) reads clamped rows.
+    is_clamped = parameters["mode"] == lax.GatherScatterMode.CLIP
 
     def factors(operands: Sequence[Any], cotangent: jax.Array) -> OuterProducts:
         ids_T = operands[1].reshape(length)
         if ids_T.dtype.itemsize < 4:  # The number of rows may not fit.
             ids_T = ids_T.astype(jnp.int32)
-        if not is_filled:
+        if is_clamped:
             ids_T = jnp.clip(ids_T, 0, rows - 1)
         cotangent = jnp.transpose(cotangent, cotangent_axes)
         return OuterProducts(
-            OneHot(ids_T, rows), Dense(cotangent.reshape(1, length, width))
+            OneHot(ids_T[None], rows), Dense(cotangent.reshape(1, length, width))
         )
 
     return product.ProductUse(
-        product.Signature(
-            "product",
-            (),
-            product.to_leaf([axis], leaf_axes),
-            product.to_leaf(right, leaf_axes),
-        ),
+        "product",
+        (),
+        (axis,),
+        right,
         1,
         length,
         rows,
         width,
         2 * length**2 * width,
         factors,
+        (axis, *rest),
     )

@@ -13,7 +13,7 @@ def gradients(tap: Tap, operands: Sequence[Any], cotangents: Sequence[Any]) -> l
 
     Args:
       tap: the equation, with n parameter operands.
-      operands: all operands, for one example.
+      operands: all operands, for one example; in loops as `Tap.over_steps` takes them.
       cotangents: as in `TapValues`.
 
     Returns:

@@ -1,36 +1,16 @@
 """What a product-type norm rule says about one use of a parameter."""
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dpjax.outer_products import OuterProducts
-
-
-class Signature(NamedTuple):
-    """Which axes of a parameter leaf the factors of its gradient run over.
-
-    Two uses of one leaf concatenate if their signatures are equal, or equal with left
-    and right exchanged (`W` here and its transpose there).
-
-    Attributes:
-      form: the kind of product; uses of different forms never concatenate.
-      group: leaf axes that index independent products.
-      left: leaf axes of the factor made from activations.
-      right: leaf axes of the factor made from cotangents.
-    """
-
-    form: Any
-    group: tuple[int, ...]
-    left: tuple[int, ...]
-    right: tuple[int, ...]
-
-    def exchanged(self) -> "Signature":
-        """The same product with the roles of the two factors exchanged."""
-        return self._replace(left=self.right, right=self.left)
+from dpjax.taps import Tap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,25 +18,94 @@ class ProductUse:
     """One operand of one tap, whose gradient is a sum of outer products.
 
     Attributes:
-      signature: see `Signature`.
+      form: the kind of product; uses of different forms never concatenate.
+      group_axes: operand axes that index independent products, in the factors' order.
+      left_axes: operand axes of the factor made from activations.
+      right_axes: operand axes of the factor made from cotangents.
       groups: number of independent products, n.
       length: number of places summed over, t.
       left_width: width of the left factor, k.
       right_width: width of the right factor, p.
       gram_flops: cost of the factors' grams for one example.
       factors: (operands, cotangent) of one example -> its outer products.
-      gradient: the same -> the operand's gradient, where there is a better way than the
-        equation's own vjp.
+      cut_axes: operand axes along which a box of the factors can be taken.
+      gradient: outer products -> the operand's gradient, where there is a better way
+        than the equation's own vjp.
     """
 
-    signature: Signature
+    form: Any
+    group_axes: tuple[int, ...]
+    left_axes: tuple[int, ...]
+    right_axes: tuple[int, ...]
     groups: int
     length: int
     left_width: int
     right_width: int
     gram_flops: int
     factors: Callable[[Sequence[Any], Any], OuterProducts]
-    gradient: Callable[[Sequence[Any], Any], jax.Array] | None = None
+    cut_axes: tuple[int, ...]
+    gradient: Callable[[OuterProducts], jax.Array] | None = None
+
+
+def over_steps(use: ProductUse, tap: Tap, position: int) -> ProductUse:
+    """The use in all steps of the loops around a tap, given that in one step.
+
+    A parameter that all steps share is used at more places; one of which each step has
+    its own entry is as many independent parameters, which is one more group axis.
+    """
+    scanned = tap.operands[position].scanned
+    if not scanned:
+        return use
+    entries, places = (
+        math.prod(
+            n for n, is_own in zip(tap.loops, scanned, strict=True) if is_own == own
+        )
+        for own in (True, False)
+    )
+    num_own = sum(scanned)
+
+    def moved(axes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(axis + num_own for axis in axes)
+
+    def factors(operands: Sequence[Any], cotangent: jax.Array) -> OuterProducts:
+        stacked: OuterProducts = tap.over_steps(use.factors, operands, cotangent)
+        return OuterProducts(
+            stacked.left.merged(scanned), stacked.right.merged(scanned)
+        )
+
+    gradient = None
+    if use.gradient is not None:
+        gradient = functools.partial(_gradient_by_entry, use.gradient, tap, scanned)
+    return ProductUse(
+        use.form,
+        (*range(num_own), *moved(use.group_axes)),
+        moved(use.left_axes),
+        moved(use.right_axes),
+        entries * use.groups,
+        places * use.length,
+        use.left_width,
+        use.right_width,
+        entries * places**2 * use.gram_flops,
+        factors,
+        moved(use.cut_axes),
+        gradient,
+    )
+
+
+def _gradient_by_entry(
+    gradient: Callable[[OuterProducts], jax.Array],
+    tap: Tap,
+    scanned: Sequence[bool],
+    products: OuterProducts,
+) -> jax.Array:
+    entries = [n for n, is_own in zip(tap.loops, scanned, strict=True) if is_own]
+    if not entries:
+        return gradient(products)
+    by_entry = jax.tree.map(
+        lambda x: x.reshape(math.prod(entries), -1, *x.shape[1:]), products
+    )
+    stacked = jax.vmap(gradient)(by_entry)
+    return stacked.reshape(*entries, *stacked.shape[1:])
 
 
 def is_real(*atoms: Any) -> bool:
@@ -64,11 +113,6 @@ def is_real(*atoms: Any) -> bool:
     return all(jnp.issubdtype(atom.aval.dtype, jnp.floating) for atom in atoms)
 
 
-def in_leaf_order(axes: Sequence[int], leaf_axes: Sequence[int]) -> list[int]:
-    """Operand axes, sorted by the place that they have in the parameter leaf."""
-    return sorted(axes, key=lambda axis: leaf_axes[axis])
-
-
-def to_leaf(axes: Sequence[int], leaf_axes: Sequence[int]) -> tuple[int, ...]:
-    """The leaf's own numbers for operand axes."""
-    return tuple(leaf_axes[axis] for axis in axes)
+def ordered(axes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Operand axes, sorted by the places that they have in the parameter leaf."""
+    return tuple(sorted(axes, key=lambda axis: order[axis]))

@@ -84,7 +84,7 @@ def test_lookups_and_a_tied_head(data):
     rows, width = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 4))
     length = data.draw(st.integers(1, 7))
     ids = jnp.asarray(rng.integers(-2, rows + 2, length), jnp.int32)
-    lookup = OuterProducts(OneHot(ids, rows), _dense(rng, 1, length, width))
+    lookup = OuterProducts(OneHot(ids[None], rows), _dense(rng, 1, length, width))
     head = OuterProducts(_dense(rng, 1, length, rows), _dense(rng, 1, length, width))
     for uses in ([lookup], [lookup, head], [head, lookup], [lookup, head, head]):
         np.testing.assert_allclose(
