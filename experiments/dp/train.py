@@ -126,7 +126,8 @@ def _report(folder: pathlib.Path, plan: Plan) -> None:
 def _slug(config: TrainConfig) -> str:
     parts = [p for p in re.split(r"[^A-Za-z0-9_.-]+", config.dataset) if p]
     dataset = parts[0] if len(parts) == 1 else f"{parts[0]}-{parts[-1]}"
-    return f"{dataset}-{config.model}"
+    model = config.model.partition(":")[0]
+    return f"{dataset}-{model}"
 
 
 if __name__ == "__main__":

@@ -259,6 +259,19 @@ def test_bad_input_touches_no_folder(tmp_path, changes, message):
     assert not folder.exists()
 
 
+@pytest.mark.parametrize(
+    ("dataset", "model", "expected"),
+    [
+        ("digits", "mlp", "digits-mlp"),
+        ("idx:/data/fashion", "cnn:channels=4-8", "idx-fashion-cnn"),
+        ("stdlib", "transformer:layers=2:width=64", "stdlib-transformer"),
+    ],
+)
+def test_new_folders_have_plain_names(dataset, model, expected):
+    config = dataclasses.replace(CONFIG, dataset=dataset, model=model)
+    assert train._slug(config) == expected
+
+
 def test_foreign_folder_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"holds 'notes\.txt' but no config\.json"):
