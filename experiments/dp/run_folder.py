@@ -103,21 +103,6 @@ def claim(folder: pathlib.Path, config: dict[str, Any]) -> None:
         )
 
 
-def claim_empty(folder: pathlib.Path, config: dict[str, Any]) -> None:
-    """Writes config.json into an empty folder, for runs that are never continued.
-
-    Raises:
-      UsageError: The folder holds something. Nothing was changed in it.
-    """
-    contents = _contents(folder)
-    if contents:
-        raise UsageError(
-            f"config.out={str(folder)!r} holds {contents[0]!r}, expected an empty or a "
-            "new folder: give another --config.out"
-        )
-    _write_config(folder, config)
-
-
 def _contents(folder: pathlib.Path) -> list[str]:
     """What is in `folder` beside the traces of a start that got no further."""
     ours = (LOCK, CONFIG + _PARTIAL)

@@ -39,7 +39,7 @@ pytestmark = [
 ]
 
 CONFIG = BenchmarkConfig(
-    cells=("linear@8x8x1@4",),
+    cells="linear@8x8x1@4",
     noise_multiplier=0.0,
     repetitions=2,
     slow_repetitions=1,
@@ -135,7 +135,7 @@ def test_every_method_end_to_end(tmp_path, capsys):
 
 
 def test_a_stopped_run_continues_with_what_is_missing(tmp_path, monkeypatch):
-    cells = ("linear@8x8x1@2", "linear@8x8x1@3", "linear@8x8x1@4")
+    cells = "linear@8x8x1@2,linear@8x8x1@3,linear@8x8x1@4"
     whole, measured = measuring.measure, []
 
     def stops(cell, *args):
@@ -186,7 +186,7 @@ def test_a_foreign_folder_is_refused(tmp_path):
 def test_methods_left_out_of_a_cell(tmp_path):
     rows = run(
         tmp_path,
-        cells=("linear@8x8x1@4@without=vmap",),
+        cells="linear@8x8x1@4@without=vmap",
         methods=("noise_only", "vmap"),
     )
     assert list(rows) == [NON_PRIVATE, "noise_only"]
@@ -203,7 +203,7 @@ def test_nothing_measured_is_a_failure(tmp_path, monkeypatch):
 def test_main_ends_with_the_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     values = dataclasses.asdict(dataclasses.replace(CONFIG, methods=(NON_PRIVATE,)))
-    config = benchmark_config.make("tiny", {"tiny": values["cells"]})
+    config = benchmark_config.make("tiny", {"tiny": ()})
     config.update(values)
     monkeypatch.setattr(benchmark.command_line, "load_config", lambda: config)
     monkeypatch.setattr(benchmark.jax.config, "update", lambda name, value: None)
@@ -226,7 +226,7 @@ def test_main_ends_with_the_folder(tmp_path, monkeypatch, capsys):
 def test_an_impossible_model_touches_no_folder(tmp_path, cell, message):
     folder = tmp_path / "run"
     with pytest.raises(UsageError, match=message):
-        run(folder, cells=("linear@8x8x1@4", cell))
+        run(folder, cells=f"linear@8x8x1@4,{cell}")
     assert not folder.exists()
 
 
@@ -278,7 +278,8 @@ def test_wrong_usage_is_one_line_and_code_2():
             sys.executable,
             "-m",
             "experiments.dp.benchmark",
-            "--config=experiments/dp/configs/benchmark_depth.py:large",
+            "--config=experiments/dp/configs/benchmark_depth.py:tiny",
+            "--config.cells=lstm@8x8x1@4,transformer:layers=1@8@4@without=ghost",
         ],
         cwd=REPOSITORY,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
@@ -287,8 +288,7 @@ def test_wrong_usage_is_one_line_and_code_2():
         check=False,
     )
     assert result.returncode == 2, result.stderr
-    assert result.stderr == (
-        "error: the config file failed: UsageError: the scale 'large' is unknown: "
-        "expected --config=FILE.py:SCALE with one of tiny, small, full\n"
-    )
+    wrong = "transformer:layers=1@8@4@without=ghost"
+    assert result.stderr.startswith(f"error: config.cells has '{wrong}', expected")
+    assert result.stderr.count("\n") == 1
     assert result.stdout == ""

@@ -8,7 +8,7 @@ from experiments.dp.benchmark_config import BenchmarkConfig
 from experiments.dp.benchmark_methods import METHODS, NON_PRIVATE
 from experiments.errors import UsageError
 
-CELLS = {"small": ("mlp@8x8x1@4",), "full": ("mlp@28x28x1@128",)}
+CELLS = {"small": ("mlp@8x8x1@4",), "full": ("mlp@28x28x1@128", "cnn@28x28x1@128")}
 
 
 def parse(**changes):
@@ -22,8 +22,11 @@ def test_the_scale_chooses_the_cells_and_the_effort():
         benchmark_config.parse(benchmark_config.make(scale, CELLS, figure="depth"))
         for scale in CELLS
     )
-    assert small.cells == ("mlp@8x8x1@4",)
-    assert full.cells == ("mlp@28x28x1@128",)
+    assert small.cell_specs == [CellSpec("mlp", (8, 8, 1), 4)]
+    assert full.cell_specs == [
+        CellSpec("mlp", (28, 28, 1), 128),
+        CellSpec("cnn", (28, 28, 1), 128),
+    ]
     assert full.figure == small.figure == "depth"
     assert full.memory_budget_gb > small.memory_budget_gb
     with pytest.raises(UsageError, match=r"scale 'tiny' is unknown.*of small, full"):
@@ -63,14 +66,14 @@ def test_the_non_private_step_comes_first_and_cells_leave_methods_out():
         ({"repetitions": 0}, "config.repetitions=0, expected an integer >= 1"),
         ({"compile_repetitions": 0}, "config.compile_repetitions=0, expected"),
         ({"slow_repetitions": 99}, "config.slow_repetitions=99, expected at most"),
-        ({"cells": ()}, r"config.cells=\(\), expected different entries"),
-        ({"cells": ("mlp@8x8x1@0",)}, "config.cells has 'mlp@8x8x1@0', expected a"),
+        ({"cells": ""}, "config.cells has '', expected MODEL@SHAPE@BATCH"),
+        ({"cells": "mlp@8x8x1@0"}, "config.cells has 'mlp@8x8x1@0', expected a"),
         (
-            {"cells": ("mlp@8x8x1@4", "mlp@8x8x1@4@without=vmap")},
+            {"cells": "mlp@8x8x1@4, mlp@8x8x1@4@without=vmap"},
             "expected cells that differ in more than what is left out",
         ),
         (
-            {"cells": ("mlp@8x8x1@4@without=nonprivate",)},
+            {"cells": "mlp@8x8x1@4@without=nonprivate"},
             "expected without=METHOD.METHOD of noise_only",
         ),
         ({"figure": "speed"}, "config.figure='speed', expected one of step_time"),
