@@ -20,6 +20,7 @@ The equations are evaluated as they stand, so whatever derivative rules they car
 """
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -169,7 +170,7 @@ class TappedFunction:
             if side != Side.DATA
         }
         loss = inner.outvars[:1]
-        self._block = _Block(self, inner, loss, self._side, unbatched, (), None)
+        self._block = _Block(self, inner, loss, self._side, unbatched, ())
         bending = (primitives.custom_vjp_call_p, primitives.reduce_precision_p)
         self.scales_with_loss = not any(
             equation.primitive in bending
@@ -309,8 +310,10 @@ class _Block:
       side: of every variable in it.
       operands: the variables that are known in front of all loops.
       loops: the number of steps of each loop around the block, outermost first.
-      outside: for a loop's body, how to record the loop's operand behind a scanned
-        input instead of stacking that input again.
+      outer: for a loop's body, the block that the loop is in.
+      scanned: for a loop's body, its data-side scanned inputs, and the loop's operands
+        behind them. What is wanted of an input is taken from that operand, which is
+        stacked already.
     """
 
     def __init__(
@@ -321,19 +324,22 @@ class _Block:
         side: Mapping[_compat.Var, Side],
         operands: Mapping[_compat.Atom, Operand],
         loops: tuple[int, ...],
-        outside: Callable[[_compat.Var], int | None] | None,
+        outer: "_Block | None" = None,
+        scanned: Mapping[_compat.Atom, _compat.Atom] = types.MappingProxyType({}),
     ):
         self._function = function
         self._jaxpr = jaxpr
         self._side = side
         self._operands = operands
         self._loops = loops
-        self._outside = outside
-        self._records: dict[_compat.Var, int] = {}
+        self._outer = outer
+        self._scanned = scanned
+        self._records: dict[_compat.Atom, int] = {}
         self._perturbed: dict[_compat.Var, int] = {}
         self._bodies: dict[int, _Body] = {}
         self._uses = _only_uses(jaxpr)
         reaching = _reaching(jaxpr, results)
+        self._made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         self._equations = [
             equation
             for equation in jaxpr.eqns
@@ -382,12 +388,10 @@ class _Block:
             return Operand(atom, (False,) * len(self._loops))
         return self._operands[atom]
 
-    def record(self, variable: _compat.Var) -> int:
+    def record(self, variable: _compat.Atom) -> int:
         """Has a variable's value left behind; returns the index."""
-        if self._outside is not None:
-            index = self._outside(variable)
-            if index is not None:
-                return index
+        if self._outer is not None and variable in self._scanned:
+            return self._outer.record(self._scanned[variable])
         if variable not in self._records:
             self._records[variable] = self._function.new_record()
         return self._records[variable]
@@ -396,20 +400,39 @@ class _Block:
         """Has a variable perturbed; returns the perturbation's index.
 
         Where the variable is only added to another of its shape, the sum is perturbed
-        instead: the cotangent is the same, and the taps on both sides share it.
+        instead: the cotangent is the same, and the taps on both sides share it. Where
+        the sum has a scanned input as a term, that input's cotangents are the same and
+        are stacked already.
         """
         while (following := self._uses.get(variable)) is not None:
-            if following.primitive not in (primitives.add_p, primitives.add_jaxvals_p):
+            if not _is_sum(following):
                 break
             (result,) = following.outvars
             if not _have_same_type(result, variable):
                 break
             variable = result
+        scanned = self._scanned_term(variable)
+        if scanned is not None and self._outer is not None:
+            return self._outer._perturb(scanned)
         if variable not in self._perturbed:
             shape = (*self._loops, *variable.aval.shape)
             index = self._function.new_perturbation(shape, variable.aval.dtype)
             self._perturbed[variable] = index
         return self._perturbed[variable]
+
+    def _scanned_term(self, variable: _compat.Var) -> _compat.Var | None:
+        """The loop's operand behind an input used only as a term of `variable`."""
+        equation = self._made_by.get(variable)
+        if self._outer is None or equation is None or not _is_sum(equation):
+            return None
+        for term in equation.invars:
+            behind = self._scanned.get(term)
+            is_only_use = self._uses.get(term) is equation
+            if behind is None or not is_only_use or not _have_same_type(term, variable):
+                continue
+            if behind in self._outer._made_by and behind in self._outer._uses:
+                return behind
+        return None
 
     @property
     def perturbations(self) -> list[int]:
@@ -425,7 +448,7 @@ class _Block:
         last_carry = first + parameters["num_carry"]
         kinds = [sides.of_atom(self._side, atom) for atom in equation.invars]
         operands: dict[_compat.Atom, Operand] = {}
-        outside: dict[_compat.Var, _compat.Var] = {}
+        behind: dict[_compat.Atom, _compat.Atom] = {}
         for i, (variable, atom) in enumerate(
             zip(body.invars, equation.invars, strict=True)
         ):
@@ -436,11 +459,7 @@ class _Block:
                 found, scanned = self.operand(atom)
                 operands[variable] = Operand(found, (*scanned, is_scanned))
             elif is_scanned:
-                outside[variable] = atom
-
-        def record_outside(variable: _compat.Var) -> int | None:
-            atom = outside.get(variable)
-            return None if atom is None else self.record(atom)
+                behind[variable] = atom
 
         return _Block(
             self._function,
@@ -449,7 +468,8 @@ class _Block:
             sides.of_values(body, sides.in_scan_body(equation, kinds)),
             operands,
             (*self._loops, parameters["length"]),
-            record_outside,
+            self,
+            behind,
         )
 
     def run(
@@ -564,6 +584,10 @@ def _only_uses(jaxpr: Any) -> dict[_compat.Var, _compat.Equation]:
         for variable, uses in found.items()
         if len(uses) == 1 and uses[0] is not None
     }
+
+
+def _is_sum(equation: _compat.Equation) -> bool:
+    return equation.primitive in (primitives.add_p, primitives.add_jaxvals_p)
 
 
 def _have_same_type(first: Any, second: Any) -> bool:
