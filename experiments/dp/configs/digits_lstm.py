@@ -16,7 +16,7 @@ def get_config() -> ml_collections.ConfigDict:
         batch_size=512,
         num_steps=150,
         optimizer="adam",
-        learning_rate=0.01,
+        learning_rate=0.02,
         log_interval=10,
         checkpoint_interval=50,
     )

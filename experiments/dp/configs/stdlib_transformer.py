@@ -9,15 +9,15 @@ def get_config() -> ml_collections.ConfigDict:
     """Returns the config."""
     return train_config.make(
         dataset="stdlib",
-        sequence_length=32,
-        model="transformer:width=128:heads=4",
+        sequence_length=64,
+        model="transformer:width=64:heads=4",
         epsilon=3.0,
         delta=1e-5,
         l2_clip_norm=1.0,
-        batch_size=1024,
-        num_steps=100,
+        batch_size=512,
+        num_steps=250,
         optimizer="adam",
-        learning_rate=0.004,
+        learning_rate=0.006,
         log_interval=10,
         checkpoint_interval=50,
     )
