@@ -131,8 +131,8 @@ def _draw_bars(
     ax.xaxis.set_minor_formatter(ticker.NullFormatter())
     ax.set_xlabel(kind.xlabel)
     baseline = next(r for r in results if r.method == NON_PRIVATE)
-    one = "" if baseline.failure else f"\n1 = {kind.value(baseline)}"
-    ax.set_title(f"{spec}{one}", fontsize=9)
+    absolute = "" if baseline.failure else f"\nnon-private: {kind.value(baseline)}"
+    ax.set_title(f"{spec}{absolute}", fontsize=9)
 
 
 def _spread(ratio: Spread | float | None) -> Spread | None:
@@ -193,7 +193,8 @@ def _draw_lines(ax: axes.Axes, figure_name: str, group: Measured) -> None:
         positions = list(range(len(specs)))
         ax.set_xticks(positions, labels)
         ax.set_xlim(-0.3, len(specs) - 0.7)
-        title, xlabel = f"{shared or _family(specs[0].model)} {shape}, {batch}", "depth"
+        family = " ".join([_family(specs[0].model), *shared, shape])
+        title, xlabel = f"{family}, {batch}", "depth"
     elif figure_name == benchmark_config.BATCH_SIZE:
         positions = [spec.batch_size for spec in specs]
         title, xlabel = f"{specs[0].model} {shape}", "batch size"
@@ -231,17 +232,26 @@ def _draw_line(
     ax.errorbar(xs, medians, errors, fmt="none", ecolor=color, elinewidth=1)
 
 
-def _labels(models: Sequence[str]) -> tuple[str, list[str]]:
-    """What the specs of a family share, and what each has of its own.
+def _labels(models: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options that the specs of a family share, and what each has of its own.
 
     Example:
       >>> _labels(["resnet18:width=16", "resnet34:width=16"])
-      ('width=16', ['resnet18', 'resnet34'])
+      (['width=16'], ['resnet18', 'resnet34'])
+      >>> _labels(["mlp:hidden_sizes=64-64", "mlp:hidden_sizes=64-64-64"])
+      ([], ['2 hidden_sizes', '3 hidden_sizes'])
     """
     parts = [model.split(":") for model in models]
     shared = [part for part in parts[0] if all(part in others for others in parts)]
-    own = [":".join(p for p in mine if p not in shared) for mine in parts]
-    return ":".join(shared), [o or m for o, m in zip(own, models, strict=True)]
+    own = [":".join(_short(p) for p in mine if p not in shared) for mine in parts]
+    labels = [o or m for o, m in zip(own, models, strict=True)]
+    return [part for part in shared if "=" in part], labels
+
+
+def _short(part: str) -> str:
+    """An option with the length of its tuple, if it is one."""
+    name, _, value = part.partition("=")
+    return f"{len(value.split('-'))} {name}" if "-" in value else part
 
 
 def _grid(
