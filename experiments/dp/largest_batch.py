@@ -43,7 +43,7 @@ def largest_batch(
         else:
             high = guess
         step = max(1, int(low * RESOLUTION))
-        if low == most or high - low <= step:
+        if low == most or (high in known and high - low <= step):
             return low
         guess = _next(known, low, high, step, budget_bytes)
 

@@ -63,3 +63,9 @@ def test_everything_fits():
     assert found == MOST
     assert len(asked) <= 8
     assert search(lambda n: 0, 0)[0] == MOST
+
+
+def test_the_end_of_the_search_is_itself_asked_about():
+    found, asked = search(lambda n: n, 100, start=50, most=101)
+    assert found == 100
+    assert set(asked) >= {100, 101}
