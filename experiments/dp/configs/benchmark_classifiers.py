@@ -21,7 +21,7 @@ CELLS = {
         "lstm@32x32x3@128@without=multi_loss",
         "transformer@64@32",
         "resnet18:width=16@32x32x3@16",
-        "vgg11:width=16@32x32x3@16",
+        "vgg11:width=16@32x32x3@8",
     ),
     "full": (
         "mlp@28x28x1@128",
@@ -44,4 +44,6 @@ CELLS = {
 def get_config(scale: str = "small") -> ml_collections.ConfigDict:
     """Returns the config at a scale: tiny, small or full."""
     # How long compiling takes has a config of its own.
-    return benchmark_config.make(scale, CELLS, compile_repetitions=1)
+    return benchmark_config.make(
+        scale, CELLS, slow_repetitions=5, compile_repetitions=1
+    )

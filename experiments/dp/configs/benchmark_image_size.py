@@ -10,9 +10,11 @@ from experiments.dp import benchmark_config
 CELLS = {
     "tiny": ("cnn@8x8x1@2", "cnn@16x16x1@2"),
     "small": (
-        *(f"cnn@{n}x{n}x3@16" for n in (32, 64, 128)),
+        *(f"cnn@{n}x{n}x3@8" for n in (32, 64, 96)),
         *(f"resnet18:width=16@{n}x{n}x3@8" for n in (32, 64, 128)),
-        *(f"vgg11:width=16@{n}x{n}x3@8" for n in (32, 64, 128)),
+        # Filter gradients of single examples would take minutes on a CPU.
+        *(f"vgg11:width=8@{n}x{n}x3@8" for n in (32, 64)),
+        "vgg11:width=8@128x128x3@8@without=jax_privacy+multi_loss",
     ),
     "full": (
         *(f"resnet18@{n}x{n}x3@32@without=multi_loss" for n in (32, 64, 128, 256)),
