@@ -20,33 +20,8 @@ from dpjax.clip_factors import squared_sum
 from dpjax.outer_products import OuterProducts, SquaredNorm
 from dpjax.planning import Component, Piece, Rule, Use
 from dpjax.precision import tiny, widened
-from dpjax.taps import TappedFunction, TapValues, Values
-
-Vmap = Callable[..., Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Records:
-    """Everything that one forward and one backward pass left behind, for a batch.
-
-    Attributes:
-      function: the tapped function.
-      values: its unbatched values.
-      outputs: its outputs, with a leading batch axis.
-      taps: what met at each tap, with a leading batch axis.
-      vmap: `jax.vmap`, perhaps with a mesh axis for the batch.
-    """
-
-    function: TappedFunction
-    values: Values
-    outputs: Sequence[Any]
-    taps: Sequence[TapValues]
-    vmap: Vmap
-
-    def operands(self, use: Use, activations: Sequence[Any]) -> list[Any]:
-        """One example's operands of the tap at which a parameter is used."""
-        tap = self.function.taps[use.tap]
-        return self.function.operands(tap, self.values, activations)
+from dpjax.recording import Records
+from dpjax.taps import TapValues
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,25 +35,6 @@ class Norms:
 
     squared: list[SquaredNorm]
     gradients: dict[int, jax.Array]
-
-
-def record(
-    function: TappedFunction,
-    leaves: Sequence[Any],
-    examples: Sequence[Any],
-    vmap: Vmap,
-) -> Records:
-    """Runs the tapped function on a batch, forward and backward.
-
-    Args:
-      function: the tapped function.
-      leaves: parameter leaves.
-      examples: its other inputs, each with a leading batch axis.
-      vmap: `jax.vmap`, perhaps with a mesh axis for the batch.
-    """
-    values = function.unbatched_values(leaves)
-    outputs, taps = vmap(functools.partial(function.run, values))(list(examples))
-    return Records(function, values, outputs, taps, vmap)
 
 
 def squared_norms(records: Records, components: Sequence[Component]) -> Norms:
@@ -97,7 +53,7 @@ def squared_norms(records: Records, components: Sequence[Component]) -> Norms:
         squared[leaf] = SquaredNorm(value, jnp.full_like(value, lost))
     for component in components:
         if component.rule is Rule.GRAM:
-            taps = [records.taps[use.tap] for use in component.uses]
+            taps = [records.met(use) for use in component.uses]
             norm = functools.partial(_gram_norm, records, component)
             for leaf, squared_norm in zip(
                 component.leaves, records.vmap(norm)(taps), strict=True
@@ -175,7 +131,9 @@ def _add_norms(first: SquaredNorm, second: SquaredNorm) -> SquaredNorm:
 
 
 def _form_gradients(
-    records: Records, components: Sequence[Component], taps: Sequence[TapValues]
+    records: Records,
+    components: Sequence[Component],
+    taps: Sequence[TapValues | None],
 ) -> dict[int, jax.Array]:
     """One example's gradients of all leaves of some components, by leaf."""
     by_tap: dict[int, list[jax.Array]] = {}
@@ -183,6 +141,7 @@ def _form_gradients(
     def operand_gradient(use: Use) -> jax.Array:
         tap = records.function.taps[use.tap]
         met = taps[use.tap]
+        assert met is not None
         operands = records.operands(use, met.activations)
         axes = tuple(range(use.variable.aval.ndim))
         product = norm_rules.match_product(tap, use.position, axes)
@@ -248,7 +207,7 @@ def _transposed_sum(
 def _transposed_tap(records: Records, use: Use, weight_B: jax.Array) -> jax.Array:
     """Gradient of a product tap's parameter operand, summed over weighted examples."""
     tap = records.function.taps[use.tap]
-    met = records.taps[use.tap]
+    met = records.met(use)
     activations = [_kept(array, weight_B) for array in met.activations]
 
     def batched(parameter: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import bookkeeping, per_example, reweighting, tracing
+from dpjax import bookkeeping, per_example, recording, reweighting, tracing
 from dpjax.calling import Call, Convention
 from dpjax.clip_factors import Clipping
 from dpjax.outer_products import SquaredNorm
@@ -179,7 +179,7 @@ def clipped_grad(
 
     A drop-in for `jax_privacy.clipped_grad` (2.0.0) at close to the cost of an ordinary
     gradient: per-example gradients g_i are not formed, their norms n_i come from what
-    meets at each parameter's use (`dpjax.taps`), and
+    meets at each parameter's use (`dpjax.tapped_function`), and
 
         sum_i s_i g_i,    s_i = min(1, l2_clip_norm / n_i)
 
@@ -370,7 +370,9 @@ def _sum_batch(settings: _Settings, call: Call, is_padding: jax.Array) -> Clippe
     method = settings.method_for(call)
     traced = None
     if method != "vmap" or settings.strict:
-        traced = tracing.trace(call)
+        traced = tracing.trace(call, keep_remat=method == "reweight")
+        if method == "reweight" and not traced.function.scales_with_loss:
+            method, traced = "bookkeeping", tracing.trace(call)
     if settings.strict and traced is not None:
         tracing.require_no_fallback(traced, call.paths)
 
@@ -411,36 +413,44 @@ def _sum_by_taps(
     is_padding: jax.Array,
 ) -> ClippedBatch:
     anchor = jnp.zeros(is_padding.shape, jnp.float32)
-    records = bookkeeping.record(
-        traced.function, call.leaves, [anchor, *examples], settings.vmap
-    )
-    norms = bookkeeping.squared_norms(records, traced.components)
+    inputs = [anchor, *examples]
+    function, components = traced.function, traced.components
+    plan = None
+    if method == "reweight":
+        plan = reweighting.plan(function, components)
+        components = plan.local.rest
+        records = recording.record(
+            function, call.leaves, inputs, settings.vmap, plan.local, plan.chosen
+        )
+    else:
+        records = recording.record(function, call.leaves, inputs, settings.vmap)
+    norms = bookkeeping.squared_norms(records, components)
     groups = settings.clipping.groups(
         jax.tree.unflatten(call.parameter_tree, call.leaves)
     )
     squared = _group_norms(norms.squared, groups, settings.clipping, anchor)
+    if records.local is not None:  # One group, since it is reweighting.
+        squared = [_sum_norms([*squared, records.local])]
     is_uncertain = _is_uncertain(
         squared, settings.clipping, is_reported=settings.return_grad_norms
     )
     # An infinite norm leaves an example out: its factor is 0.
     left_out = is_padding | is_uncertain
     factors = settings.clipping.factors(
-        [
-            jnp.where(left_out, jnp.inf, jnp.sqrt(jnp.maximum(s.value, 0) + s.rounding))
-            for s in squared
-        ]
+        [jnp.where(left_out, jnp.inf, jnp.sqrt(_upper(norm))) for norm in squared]
     )
-    if method == "reweight" and traced.function.scales_with_loss:
-        leaves = reweighting.weighted_sum(call, examples, factors[0], settings.vmap)
-        # From the start, so that nothing of the first pass is kept until here.
+    if plan is not None:
+        leaves = reweighting.weighted_sum(plan, records, norms, factors[0])
+        # One gradient that is not finite spoils the second pass: then none is taken
+        # from it. What is formed comes from the start, so that nothing is kept for it.
+        is_spoilt = ~jnp.all(jnp.isfinite(_upper(squared[0])))
+        leaves = [jnp.where(is_spoilt, jnp.zeros_like(x), x) for x in leaves]
+        is_uncertain |= is_spoilt
         form = functools.partial(per_example.gradient, call, examples)
     else:
-        leaves = bookkeeping.weighted_sum(
-            records, traced.components, norms, [factors[group] for group in groups]
-        )
-        form = functools.partial(
-            bookkeeping.example_gradient, records, traced.components
-        )
+        weights = [factors[group] for group in groups]
+        leaves = bookkeeping.weighted_sum(records, components, norms, weights)
+        form = functools.partial(bookkeeping.example_gradient, records, components)
     if settings.dtype is not None:
         leaves = [leaf.astype(settings.dtype) for leaf in leaves]
     added = per_example.add_one_by_one(
@@ -456,6 +466,11 @@ def _sum_by_taps(
     return ClippedBatch(
         added.total, loss, added.norms, jax.tree.unflatten(traced.aux_tree, aux)
     )
+
+
+def _upper(norm: SquaredNorm) -> jax.Array:
+    """The largest that a squared norm may be."""
+    return jnp.maximum(norm.value, 0) + norm.rounding
 
 
 def _group_norms(
@@ -480,7 +495,7 @@ def _is_uncertain(
     """Which examples' norms are not finite, or too rounded to clip by or to report."""
 
     def in_group(norm: SquaredNorm, bound: Any) -> jax.Array:
-        upper = jnp.maximum(norm.value, 0) + norm.rounding
+        upper = _upper(norm)
         is_rounded = norm.rounding > _LARGEST_ROUNDING * norm.value
         matters = jnp.sqrt(upper) > bound
         if is_reported:

@@ -2,8 +2,8 @@
 
 A function of ONE example is traced and rewritten, by evaluating its jaxpr again, until
 
-- there are no plain calls (`jit`, `remat`, `closed_call`): their equations stand in
-  line;
+- there are no plain calls (`jit`, `closed_call`): their equations stand in line. So do
+  those of `remat`, unless they are to be kept;
 - the body of a `scan` in which parameters meet data holds no equation on parameters
   alone. Those are moved in front of the loop: once if every step computes the same
   (casts, the concatenation of an LSTM's kernels), else for all steps together (by
@@ -34,8 +34,19 @@ class _Sided(NamedTuple):
     side: Side
 
 
+class _How(NamedTuple):
+    """How a function is rewritten: with which anchor, and whether `remat` is kept."""
+
+    anchor: Any
+    keep_remat: bool
+
+
 def trace(
-    fun: Callable[..., list], specs: Sequence[Any], num_leaves: int
+    fun: Callable[..., list],
+    specs: Sequence[Any],
+    num_leaves: int,
+    *,
+    keep_remat: bool = False,
 ) -> _compat.ClosedJaxpr:
     """Traces a function of one example to a jaxpr in normal form.
 
@@ -44,6 +55,7 @@ def trace(
       specs: `jax.ShapeDtypeStruct`s of the parameter leaves, of the anchor (a floating
         point scalar of the example) and of the example's arrays.
       num_leaves: how many of them are parameter leaves.
+      keep_remat: leave `remat` in place; parameters alone are moved out of it, too.
     """
     nested = jax.make_jaxpr(fun)(*specs)
 
@@ -52,14 +64,15 @@ def trace(
             _Sided(value, Side.PARAMETER if i < num_leaves else Side.DATA)
             for i, value in enumerate(values)
         ]
-        results = _evaluate(nested.jaxpr, nested.consts, args, values[num_leaves])
+        how = _How(values[num_leaves], keep_remat)
+        results = _evaluate(nested.jaxpr, nested.consts, args, how)
         return [result.value for result in results]
 
     return jax.make_jaxpr(evaluate)(*specs)
 
 
 def _evaluate(
-    jaxpr: Any, consts: Sequence[Any], args: Sequence[_Sided], anchor: Any
+    jaxpr: Any, consts: Sequence[Any], args: Sequence[_Sided], how: _How
 ) -> list[_Sided]:
     known = {
         variable: _Sided(value, Side.CONSTANT)
@@ -75,10 +88,14 @@ def _evaluate(
     for equation in jaxpr.eqns:
         operands = [read(atom) for atom in equation.invars]
         called = _compat.called(equation)
-        if called is not None:
-            results = _evaluate(*called, operands, anchor)
-        elif _mixes(equation, operands):
-            results = _Loop(equation, operands, anchor).evaluate()
+        is_kept = how.keep_remat and equation.primitive is primitives.remat_p
+        if called is not None and not is_kept:
+            results = _evaluate(*called, operands, how)
+        elif is_kept and _mixes(operands):
+            results = _evaluate_remat(equation, operands, how)
+        elif _mixes(operands) and (scan := _compat.as_scan(equation)) is not None:
+            options = _compat.scan_options(equation)
+            results = _Loop(scan, options, operands, how).evaluate()
         else:
             values = _compat.evaluate(equation, [o.value for o in operands])
             found = sides.of_results(equation, [o.side for o in operands])
@@ -87,12 +104,62 @@ def _evaluate(
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _mixes(equation: _compat.Equation, operands: Sequence[_Sided]) -> bool:
-    """Whether an equation is a loop in which parameters may meet data."""
-    if equation.primitive is not primitives.scan_p or not equation.params["length"]:
-        return False
+def _mixes(operands: Sequence[_Sided]) -> bool:
+    """Whether parameters may meet data in an equation."""
     found = {operand.side for operand in operands}
     return {Side.PARAMETER, Side.DATA} <= found
+
+
+def _flat(
+    jaxpr: Any, consts: Sequence[Any], inside: Sequence[Side], how: _How
+) -> tuple[_compat.ClosedJaxpr, dict[_compat.Var, Side]]:
+    """A body in normal form, with the anchor as its first input, and all sides."""
+
+    def evaluate(anchor: Any, *values: Any) -> list[Any]:
+        args = list(map(_Sided, values, inside))
+        results = _evaluate(jaxpr, consts, args, how._replace(anchor=anchor))
+        return [result.value for result in results]
+
+    specs = [v.aval for v in jaxpr.invars]
+    closed = jax.make_jaxpr(evaluate)(jax.typeof(how.anchor), *specs)
+    return closed, sides.of_values(closed.jaxpr, [Side.DATA, *inside])
+
+
+def _evaluate_remat(
+    equation: _compat.Equation, operands: Sequence[_Sided], how: _How
+) -> list[_Sided]:
+    """A `remat` in which parameters meet data, around the equations on data alone."""
+    called = _compat.called(equation)
+    assert called is not None
+    closed, side = _flat(*called, [operand.side for operand in operands], how)
+    body = closed.jaxpr
+    values = [how.anchor, *(operand.value for operand in operands)]
+    known = dict(zip(body.constvars, closed.consts, strict=True))
+    known.update(zip(body.invars, values, strict=True))
+    within = []
+    for inner in body.eqns:
+        if any(side[variable] == Side.DATA for variable in inner.outvars):
+            within.append(inner)
+            continue
+        results = _compat.evaluate(inner, _read_all(known, inner.invars))
+        known.update(zip(inner.outvars, results, strict=True))
+    outputs = _variables(body.outvars, lambda v: side[v] == Side.DATA)
+    used = [atom for inner in within for atom in inner.invars]
+    inputs = {v: known[v] for v in _variables([*used, *outputs], known.__contains__)}
+
+    def evaluate(values: list[Any]) -> list[Any]:
+        local = {**known, **dict(zip(inputs, values, strict=True))}
+        for inner in within:
+            results = _compat.evaluate(inner, _read_all(local, inner.invars))
+            local.update(zip(inner.outvars, results, strict=True))
+        return _read_all(local, outputs)
+
+    checkpointed = jax.checkpoint(evaluate, **_compat.remat_options(equation))
+    results = checkpointed(list(inputs.values()))
+    known.update(zip(outputs, results, strict=True))
+    return [
+        _Sided(_read(known, atom), sides.of_atom(side, atom)) for atom in body.outvars
+    ]
 
 
 def _anchored(value: Any, anchor: Any) -> Any:
@@ -106,42 +173,34 @@ class _Loop:
     """One scan in which parameters meet data, being rewritten.
 
     Args:
-      equation: the scan.
+      scan: the loop.
+      options: its length, direction and unrolling.
       operands: its operands.
-      anchor: see the module.
+      how: how to rewrite its body.
     """
 
     def __init__(
-        self, equation: _compat.Equation, operands: Sequence[_Sided], anchor: Any
+        self,
+        scan: _compat.Scan,
+        options: dict[str, Any],
+        operands: Sequence[_Sided],
+        how: _How,
     ):
-        parameters = equation.params
-        self._length = parameters["length"]
-        self._how = {key: parameters[key] for key in ("length", "reverse", "unroll")}
-        first, last = parameters["num_consts"], len(operands)
-        last_carry = first + parameters["num_carry"]
-        self._num_carry = parameters["num_carry"]
-        self._anchor = anchor
-
-        inside = sides.in_scan_body(equation, [o.side for o in operands])
-        body = parameters["jaxpr"]
-
-        def flat(anchor: Any, *values: Any) -> list[Any]:
-            args = list(map(_Sided, values, inside))
-            results = _evaluate(body.jaxpr, body.consts, args, anchor)
-            return [result.value for result in results]
-
-        closed = jax.make_jaxpr(flat)(jax.typeof(anchor), *body.in_avals)
+        self._options = options
+        self._num_carry = scan.num_carry
+        self._anchor = how.anchor
+        inside = sides.in_scan_body(scan, [o.side for o in operands])
+        closed, self._side = _flat(scan.jaxpr, scan.consts, inside, how)
         self._body = closed.jaxpr
-        self._side = sides.of_values(self._body, [Side.DATA, *inside])
         inputs = self._body.invars[1:]
-        consts, carried = inputs[:first], inputs[first:last_carry]
-        scanned = inputs[last_carry:last]
+        consts, carried = inputs[: scan.num_consts], inputs[scan.carried]
+        scanned = inputs[scan.end_of_carry :]
         values = dict(zip(inputs, (o.value for o in operands), strict=True))
         self._first = dict(zip(inputs, operands, strict=True))
 
         # Values in front of the loop: the same for all steps, or stacked over them.
         self._same = dict(zip(self._body.constvars, closed.consts, strict=True))
-        self._same[self._body.invars[0]] = anchor
+        self._same[self._body.invars[0]] = how.anchor
         self._same.update((v, values[v]) for v in consts)
         self._stacked = {v: values[v] for v in scanned}
         next_carried = self._body.outvars[: self._num_carry]
@@ -209,7 +268,7 @@ class _Loop:
             return step(before, dict(zip(variables, values, strict=True)))
 
         if carried:
-            last, stacked = jax.lax.scan(one, first, entries, **self._how)
+            last, stacked = jax.lax.scan(one, first, entries, **self._options)
         else:
             last, (_, stacked) = [], jax.vmap(lambda values: one([], values))(entries)
         self._stacked.update(zip((*carried, *made), stacked, strict=True))
@@ -223,11 +282,7 @@ class _Loop:
             for equation in self._body.eqns
             if any(map(self._is_data, equation.outvars))
         ]
-        outputs = [
-            atom
-            for atom in dict.fromkeys(self._body.outvars[self._num_carry :])
-            if self._is_data(atom)
-        ]
+        outputs = _variables(self._body.outvars[self._num_carry :], self._is_data)
         used = {
             a
             for equation in equations
@@ -258,7 +313,9 @@ class _Loop:
             value, side = self._first[variable]
             is_met = side == Side.PARAMETER
             first.append(_anchored(value, self._anchor) if is_met else value)
-        last, stacked = jax.lax.scan(step, first, list(scanned.values()), **self._how)
+        last, stacked = jax.lax.scan(
+            step, first, list(scanned.values()), **self._options
+        )
         results = {**self._last, **dict(zip(carried, last, strict=True))}
         return results, dict(zip(outputs, stacked, strict=True))
 
@@ -269,7 +326,15 @@ class _Loop:
                 if atom in known:
                     return known[atom]
         value = jnp.asarray(_read(self._same, atom))
-        return jnp.broadcast_to(value, (self._length, *value.shape))
+        return jnp.broadcast_to(value, (self._options["length"], *value.shape))
+
+
+def _variables(
+    atoms: Sequence[_compat.Atom], wanted: Callable[[_compat.Var], bool]
+) -> list[_compat.Var]:
+    """The wanted variables among some atoms, each once."""
+    variables = dict.fromkeys(a for a in atoms if isinstance(a, _compat.Var))
+    return [variable for variable in variables if wanted(variable)]
 
 
 def _read(known: dict[_compat.Var, Any], atom: _compat.Atom) -> Any:

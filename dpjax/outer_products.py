@@ -402,13 +402,28 @@ def squared_norm(uses: Sequence[OuterProducts]) -> SquaredNorm:
       uses: outer products into one parameter, all with the same groups and widths.
 
     Returns:
-      The squared norm, and a bound on the rounding error of its gram form:
-      proportional to eps * (sum_t |l_t||r_t|)^2, which exceeds |G|^2 by as much as the
-      products cancel, plus what squares that underflow may have lost.
+      The squared norm, and a bound on the rounding error of its gram form (`rounding`).
     """
     uses = concatenate(uses)
     if len(uses) == 1 and uses[0].is_single():
         return _single_norm(uses[0])
+    bound = rounding(uses)
+    dtype = bound.dtype
+    value = jnp.zeros((), dtype)
+    for i, first in enumerate(uses):
+        for j, second in enumerate(uses[i:], i):
+            left = first.left.gram(second.left).astype(dtype)
+            right = first.right.gram(second.right).astype(dtype)
+            value += (1.0 if i == j else 2.0) * jnp.sum(left * right)
+    return SquaredNorm(value, bound)
+
+
+def rounding(uses: Sequence[OuterProducts]) -> Array:
+    """A bound on what rounding does to the squared norm of a sum of outer products.
+
+    Proportional to eps * (sum_t |l_t||r_t|)^2, which exceeds |G|^2 by as much as the
+    products cancel, plus what squares that underflow may have lost.
+    """
     # One-hot factors are exact in any precision; the dense ones set it.
     dtype = uses[0].right.squared_row_norms().dtype
     rows = [
@@ -421,12 +436,11 @@ def squared_norm(uses: Sequence[OuterProducts]) -> SquaredNorm:
     length = float(sum(use.left.length for use in uses))
     widths = uses[0].left.width, uses[0].right.width
     underflow = length * (widths[1] * left + widths[0] * right + length)
-    rounding = _rounding_unit(dtype) * jnp.sum(jnp.square(reach))
-    rounding += tiny(dtype) * underflow
-    value = jnp.zeros((), dtype)
-    for i, first in enumerate(uses):
-        for j, second in enumerate(uses[i:], i):
-            left = first.left.gram(second.left).astype(dtype)
-            right = first.right.gram(second.right).astype(dtype)
-            value += (1.0 if i == j else 2.0) * jnp.sum(left * right)
-    return SquaredNorm(value, rounding)
+    bound = _rounding_unit(dtype) * jnp.sum(jnp.square(reach))
+    return bound + tiny(dtype) * underflow
+
+
+def rounding_of_sum(reach: Array) -> Array:
+    """The same for a vector of sums, given the sums of their terms' absolute values."""
+    squares = jnp.sum(jnp.square(reach))
+    return _rounding_unit(reach.dtype) * squares + tiny(reach.dtype) * reach.size

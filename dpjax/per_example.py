@@ -37,6 +37,10 @@ def clipped_sum(
 ) -> ClippedBatch:
     """Forms and clips every example's gradient at once, and sums.
 
+    An example whose gradient is not finite is taken again by itself: batched
+    convolutions multiply what belongs to other examples by zero, so that one NaN
+    becomes everybody's.
+
     Args:
       call: the call.
       examples: the batch's arrays.
@@ -51,12 +55,23 @@ def clipped_sum(
         return clip(tree), value, global_norm(gradients), aux
 
     def masked_sum(gradients: jax.Array) -> jax.Array:
-        mask = is_padding.reshape(-1, *[1] * (gradients.ndim - 1))
+        mask = left_out.reshape(-1, *[1] * (gradients.ndim - 1))
         kept = jnp.where(mask, jnp.zeros((), gradients.dtype), gradients)
         return jnp.sum(kept, axis=0, dtype=gradients.dtype)
 
-    clipped, *rest = vmap(one)(list(examples))
-    return ClippedBatch(jax.tree.map(masked_sum, clipped), *rest)
+    def tree_of(index: jax.Array) -> PyTree:
+        return jax.tree.unflatten(call.parameter_tree, gradient(call, examples, index))
+
+    clipped, values, norms, aux = vmap(one)(list(examples))
+    is_poisoned = ~jnp.isfinite(norms) & ~is_padding
+    left_out = is_padding | is_poisoned
+    added = add_one_by_one(
+        ExactlyAdded(jax.tree.map(masked_sum, clipped), norms),
+        is_poisoned,
+        tree_of,
+        clip,
+    )
+    return ClippedBatch(added.total, values, added.norms, aux)
 
 
 def gradient(

@@ -17,7 +17,7 @@ from jax.extend.core import primitives as p
 
 from dpjax import _compat
 from dpjax.sides import Side
-from dpjax.taps import TappedFunction
+from dpjax.tapped_function import TappedFunction
 
 
 class Part(NamedTuple):
@@ -30,7 +30,7 @@ class Part(NamedTuple):
       view: how the box was reshaped, None if not; parts of one box concatenate only if
         they have the same view.
       axes: for each axis of the value, the axis of the (reshaped) box, or None for an
-        axis of size one that the box lacks.
+        axis that the box lacks: of size one, or along which it is repeated.
       start: first index along each axis of the value.
       sizes: sizes along each axis of the value.
       scale: the number that the entries are multiplied by.
@@ -44,6 +44,15 @@ class Part(NamedTuple):
     start: tuple[int, ...]
     sizes: tuple[int, ...]
     scale: float
+
+    @property
+    def repeated(self) -> tuple[int, ...]:
+        """The axes of the value along which the box is repeated."""
+        return tuple(
+            i
+            for i, (axis, size) in enumerate(zip(self.axes, self.sizes, strict=True))
+            if axis is None and size != 1
+        )
 
     def overlaps(self, other: "Part") -> bool:
         """Whether two boxes of one leaf have entries in common."""
@@ -170,6 +179,28 @@ def _reshaped(equation: _compat.Equation, operands: _Operands) -> _Results:
     return _viewed(equation, parts, ("reshape", result.aval.shape))
 
 
+def _broadcast(equation: _compat.Equation, operands: _Operands) -> _Results:
+    source, shape = equation.invars[0].aval, equation.outvars[0].aval.shape
+    if math.prod(source.shape) == math.prod(shape):
+        return _reshaped(equation, operands)
+    dimensions = equation.params["broadcast_dimensions"]
+    behind = dict(zip(dimensions, range(source.ndim), strict=True))
+    kept = [
+        behind[j] if j in behind and source.shape[behind[j]] == size else None
+        for j, size in enumerate(shape)
+    ]
+    repeated = [_with_axes(part, kept) for part in operands[0] or ()]
+    sizes = [1 if i is not None else size for i, size in zip(kept, shape, strict=True)]
+    return [
+        tuple(
+            part._replace(
+                sizes=tuple(a * b for a, b in zip(part.sizes, sizes, strict=True))
+            )
+            for part in repeated
+        )
+    ]
+
+
 def _kept_axes(
     before: Sequence[int], after: Sequence[int]
 ) -> tuple[int | None, ...] | None:
@@ -187,6 +218,8 @@ def _viewed(equation: _compat.Equation, parts: Parts, how: Any) -> _Results:
     if len(parts) != 1 or parts[0].sizes != equation.invars[0].aval.shape:
         return None
     (part,) = parts
+    if part.repeated:
+        return None
     shape = result.aval.shape
     return [
         (
@@ -346,7 +379,7 @@ def _scaled_by(parts: Parts, number: float) -> Parts:
 
 _FOLLOW: Mapping[Any, Callable[[_compat.Equation, _Operands], _Results]] = {
     p.add_p: _summed,
-    p.broadcast_in_dim_p: _reshaped,
+    p.broadcast_in_dim_p: _broadcast,
     p.concatenate_p: _concatenated,
     p.convert_element_type_p: _same,
     p.copy_p: _same,

@@ -25,7 +25,8 @@ from dpjax import _compat, norm_rules, placements
 from dpjax.norm_rules import ProductUse
 from dpjax.outer_products import Cut, Dense, OuterProducts
 from dpjax.placements import Part, Parts
-from dpjax.taps import Tap, TappedFunction
+from dpjax.tapped_function import TappedFunction
+from dpjax.taps import Tap
 
 # Arithmetic that takes as long as moving one byte: about 10 on CPUs (100 GFLOP/s at
 # 10 GB/s) and on GPUs (60 TFLOP/s at 5 TB/s) alike.
@@ -268,7 +269,7 @@ def _match_part(
         for i, axis in enumerate(part.axes)
     ]
     product = norm_rules.match_product(tap, use.position, order)
-    if product is None:
+    if product is None or part.repeated:
         return None
     shape = use.variable.aval.shape
     cut_at = [i for i, size in enumerate(shape) if part.sizes[i] != size]

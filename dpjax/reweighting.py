@@ -1,52 +1,68 @@
 """Reweight: the gradient of a weighted sum of losses, by a second backward pass.
 
 Lee & Kifer 2021, algorithm ReweightGP: with weights s_i held constant, the gradient of
-sum_i s_i loss_i is sum_i s_i g_i. Unlike book-keeping it keeps no cotangents.
+sum_i s_i loss_i is sum_i s_i g_i. Both backward passes go back through the same forward
+pass, so that what is summed is what was measured, up to the rounding of one pass. What
+needs one tap only is measured on the way back (`dpjax.local_norms`), so no cotangents
+are kept.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from dpjax.calling import Call
+from dpjax import bookkeeping, local_norms
+from dpjax.bookkeeping import Norms
+from dpjax.local_norms import LocalNorms
+from dpjax.planning import Component, Rule
+from dpjax.recording import Records
+from dpjax.tapped_function import TappedFunction
+
+
+class Plan(NamedTuple):
+    """Which norms are measured where, and which gradients are formed.
+
+    Attributes:
+      local: the norms that need one tap only.
+      chosen: the leaves whose gradients the second backward pass yields. Those of the
+        others are formed for their norms; they are summed as they are, since formed
+        again they could round otherwise.
+    """
+
+    local: LocalNorms
+    chosen: list[int]
+
+
+def plan(function: TappedFunction, components: Sequence[Component]) -> Plan:
+    """Plans a batch's two backward passes."""
+    local = local_norms.find(function, components)
+    formed = {
+        leaf
+        for component in local.rest
+        if component.rule not in (Rule.GRAM, Rule.UNUSED)
+        for leaf in component.leaves
+    }
+    return Plan(local, [i for i in range(len(function.leaves)) if i not in formed])
 
 
 def weighted_sum(
-    call: Call,
-    examples: Sequence[jax.Array],
-    weights_B: jax.Array,
-    vmap: Callable[..., Any],
+    plan: Plan, records: Records, norms: Norms, weights_B: jax.Array
 ) -> list[jax.Array]:
     """Sum of weighted per-example gradients, for each parameter leaf.
 
-    An example of weight zero contributes nothing, whatever it holds: a zero times the
-    NaN of its backward pass would be NaN, so such rows are replaced by a row of
-    non-zero weight, whose gradient is finite.
+    All examples must have finite gradients, those of weight zero, too: the second pass
+    multiplies them by their weights.
 
     Args:
-      call: the call.
-      examples: the batch's arrays.
+      plan: the plan.
+      records: of the batch.
+      norms: of the leaves whose norms are not local.
       weights_B: one weight for each example.
-      vmap: `jax.vmap`, perhaps with a mesh axis for the batch.
     """
-    if weights_B.shape[0] == 0:
-        return [jnp.zeros_like(leaf) for leaf in call.leaves]
-    counts = weights_B != 0
-    rows = jnp.where(counts, jnp.arange(counts.shape[0]), jnp.argmax(counts))
-    examples = [array[rows] for array in examples]
-
-    def losses(leaves: list[jax.Array]) -> jax.Array:
-        return vmap(lambda example: call.one_example(leaves, example)[0])(examples)
-
-    values_B, pullback = jax.vjp(losses, call.leaves)
-    (gradients,) = pullback(_rounded_down(weights_B, values_B.dtype))
-    return [jnp.where(jnp.any(counts), g, jnp.zeros_like(g)) for g in gradients]
-
-
-def _rounded_down(weights: jax.Array, dtype: Any) -> jax.Array:
-    """Non-negative weights in another dtype, never larger than they were."""
-    rounded = weights.astype(dtype)
-    exceeds = rounded.astype(weights.dtype) > weights
-    return jnp.where(exceeds, jnp.nextafter(rounded, jnp.zeros_like(rounded)), rounded)
+    weights = [weights_B] * len(records.function.leaves)
+    sums = bookkeeping.weighted_sum(records, [], norms, weights)
+    totals = records.weighted_gradients(weights_B)
+    for leaf, total in zip(plan.chosen, totals, strict=True):
+        sums[leaf] = total
+    return sums

@@ -39,8 +39,11 @@ def of_results(equation: _compat.Equation, sides: Sequence[Side]) -> list[Side]:
     What is computed from parameters without a derivative (integers, booleans,
     `stop_gradient`) is a constant.
     """
-    if equation.primitive is primitives.scan_p:
-        return _of_scan_results(equation, sides)
+    scan = _compat.as_scan(equation)
+    if scan is not None:
+        inside = in_scan_body(scan, sides)
+        stacked = of_outputs(scan.jaxpr, inside)[scan.num_carry :]
+        return [*inside[scan.carried], *stacked]
     called = _compat.called(equation)
     if called is not None:
         jaxpr, _ = called
@@ -77,28 +80,17 @@ def of_outputs(jaxpr: Any, sides: Sequence[Side]) -> list[Side]:
     return [of_atom(found, atom) for atom in jaxpr.outvars]
 
 
-def in_scan_body(equation: _compat.Equation, sides: Sequence[Side]) -> list[Side]:
+def in_scan_body(scan: _compat.Scan, sides: Sequence[Side]) -> list[Side]:
     """The sides of a scan body's inputs, given those of the scan's operands.
 
     What is carried has the side of its first value or of what a step makes of it,
     whichever is larger.
     """
-    num_consts = equation.params["num_consts"]
-    num_carry = equation.params["num_carry"]
-    body = equation.params["jaxpr"].jaxpr
     sides = list(sides)
     while True:
-        outputs = of_outputs(body, sides)
-        carried = range(num_consts, num_consts + num_carry)
-        joined = [max(sides[i], outputs[i - num_consts]) for i in carried]
-        if joined == sides[num_consts : num_consts + num_carry]:
+        after = of_outputs(scan.jaxpr, sides)[: scan.num_carry]
+        before = sides[scan.carried]
+        joined = list(map(max, before, after))
+        if joined == before:
             return sides
-        sides[num_consts : num_consts + num_carry] = joined
-
-
-def _of_scan_results(equation: _compat.Equation, sides: Sequence[Side]) -> list[Side]:
-    inside = in_scan_body(equation, sides)
-    num_consts = equation.params["num_consts"]
-    num_carry = equation.params["num_carry"]
-    outputs = of_outputs(equation.params["jaxpr"].jaxpr, inside)
-    return [*inside[num_consts : num_consts + num_carry], *outputs[num_carry:]]
+        sides[scan.carried] = joined

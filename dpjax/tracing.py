@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dpjax import normal_form, planning
 from dpjax.calling import Call
 from dpjax.planning import Component, Rule
-from dpjax.taps import TappedFunction
+from dpjax.tapped_function import TappedFunction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +28,15 @@ class Traced:
     aux_tree: Any
 
 
-def trace(call: Call) -> Traced:
+def trace(call: Call, *, keep_remat: bool = False) -> Traced:
     """Traces the loss of one example and plans every parameter's norm.
 
     The loss gets a zero from the example side added to it, the anchor, so that a loss
     that depends on parameters alone (a regulariser) still meets data somewhere.
+
+    Args:
+      call: the call.
+      keep_remat: leave `remat` in place, see `dpjax.normal_form`.
     """
     aux_tree = None
 
@@ -47,7 +51,8 @@ def trace(call: Call) -> Traced:
     specs = call.specs()
     count = len(call.leaves)
     specs.insert(count, jax.ShapeDtypeStruct((), jnp.float32))
-    function = TappedFunction(normal_form.trace(flat, specs, count), count)
+    jaxpr = normal_form.trace(flat, specs, count, keep_remat=keep_remat)
+    function = TappedFunction(jaxpr, count)
     return Traced(function, planning.plan(function), aux_tree)
 
 

@@ -42,4 +42,9 @@ def is_elementwise(tap: Tap) -> bool:
     return tap.equation.primitive in elementwise.PRIMITIVES
 
 
-__all__ = ["ProductUse", "generic", "is_elementwise", "match_product"]
+def is_linear(tap: Tap) -> bool:
+    """Whether `generic.gradients` of absolute values bounds the terms of its sums."""
+    return tap.equation.primitive in elementwise.LINEAR
+
+
+__all__ = ["ProductUse", "generic", "is_elementwise", "is_linear", "match_product"]

@@ -27,3 +27,16 @@ PRIMITIVES = frozenset(
         p.sub_p,
     }
 )
+
+# Those whose gradient is a sum of terms cotangent * (another operand, 1, -1 or 0).
+LINEAR = frozenset(
+    {
+        p.add_p,
+        p.add_jaxvals_p,
+        p.concatenate_p,
+        p.mul_p,
+        p.pad_p,
+        p.select_n_p,
+        p.sub_p,
+    }
+)
