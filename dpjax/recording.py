@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from dpjax.local_norms import LocalNorms
 from dpjax.outer_products import SquaredNorm
 from dpjax.planning import Use
+from dpjax.precision import is_narrow
 from dpjax.tapped_function import TappedFunction
 from dpjax.taps import TapValues, Values
 
@@ -95,6 +96,7 @@ def record(
         losses, parameters, zeros_B, has_aux=True
     )
     _, (cotangents, numbers) = pullback(jnp.ones_like(losses_B))
+    records, cotangents = _pinned((records, cotangents))
     return Records(
         function,
         function.unbatched_values(leaves),
@@ -104,3 +106,18 @@ def record(
         lambda weights_B: pullback(weights_B.astype(losses_B.dtype))[0],
         vmap,
     )
+
+
+def _pinned(values: Any) -> Any:
+    """The values, with narrow floating point ones rounded once and for all.
+
+    XLA may leave out the rounding of a value narrower than float32 where it is read in
+    the computation that makes it: a norm and a sum could then see different values.
+    """
+    leaves, tree = jax.tree.flatten(values)
+    narrow = [i for i, leaf in enumerate(leaves) if is_narrow(leaf)]
+    if narrow:
+        pinned = jax.lax.optimization_barrier([leaves[i] for i in narrow])
+        for i, leaf in zip(narrow, pinned, strict=True):
+            leaves[i] = leaf
+    return jax.tree.unflatten(tree, leaves)
