@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from dpjax import norm_rules, outer_products
 from dpjax.clip_factors import squared_sum
-from dpjax.outer_products import OuterProducts, SquaredNorm
+from dpjax.outer_products import Dense, OuterProducts, SquaredNorm
 from dpjax.planning import Component, Piece, Rule, Use
 from dpjax.precision import tiny, widened
 from dpjax.recording import Records
@@ -80,9 +80,8 @@ def weighted_sum(
     """
     variables = records.function.leaves
     sums = [jnp.zeros_like(records.values[variable]) for variable in variables]
-    for leaf, gradient in norms.gradients.items():
-        total = jnp.sum(_weighted(gradient, weights[leaf]), axis=0)
-        sums[leaf] = total.astype(gradient.dtype)
+    for leaf, total in _sum_formed(norms, weights).items():
+        sums[leaf] = total
     for component in components:
         if component.rule is Rule.GRAM:
             for weight_B in {
@@ -93,6 +92,32 @@ def weighted_sum(
                     if weights[leaf] is weight_B:
                         sums[leaf] = total
     return sums
+
+
+def _sum_formed(norms: Norms, weights: Sequence[jax.Array]) -> dict[int, jax.Array]:
+    """Weighted sums of the gradients that were formed, by leaf."""
+    gradients = norms.gradients
+    if not gradients:
+        return {}
+
+    def total(leaf: int, gradient: jax.Array) -> jax.Array:
+        wide, weight_B = widened(gradient), weights[leaf]
+        total = jnp.tensordot(
+            weight_B.astype(wide.dtype), wide, 1, precision=jax.lax.Precision.HIGHEST
+        )
+        return total.astype(gradient.dtype)
+
+    def plain() -> dict[int, jax.Array]:
+        return {leaf: total(leaf, g) for leaf, g in gradients.items()}
+
+    def masked() -> dict[int, jax.Array]:
+        return {
+            leaf: total(leaf, _kept(g, weights[leaf])) for leaf, g in gradients.items()
+        }
+
+    # Masking what is left out takes as long again: only if it is not finite.
+    finite = [jnp.all(jnp.isfinite(norms.squared[leaf].value)) for leaf in gradients]
+    return jax.lax.cond(functools.reduce(jnp.logical_and, finite), plain, masked)
 
 
 def example_gradient(
@@ -208,7 +233,19 @@ def _transposed_tap(records: Records, use: Use, weight_B: jax.Array) -> jax.Arra
     """Gradient of a product tap's parameter operand, summed over weighted examples."""
     tap = records.function.taps[use.tap]
     met = records.met(use)
+    shape = use.variable.aval.shape
+    product = norm_rules.match_product(tap, use.position, range(len(shape)))
+    assert product is not None
     activations = [_kept(array, weight_B) for array in met.activations]
+    cotangent = _weighted(met.cotangents[0], weight_B)
+
+    def factors(activations: list[Any], cotangent: jax.Array) -> OuterProducts:
+        return product.factors(records.operands(use, activations), cotangent)
+
+    left, right = records.vmap(factors)(activations, cotangent)
+    if isinstance(left, Dense) and isinstance(right, Dense):
+        total = outer_products.total_over_batch(left.array_NxTxK, right.array_NxTxK)
+        return norm_rules.to_operand(product, total, shape)
 
     def batched(parameter: jax.Array) -> jax.Array:
         def one(activations: list[Any]) -> jax.Array:
@@ -219,7 +256,7 @@ def _transposed_tap(records: Records, use: Use, weight_B: jax.Array) -> jax.Arra
         return records.vmap(one)(activations)
 
     transpose = jax.linear_transpose(batched, widened(records.values[use.variable]))
-    (gradient,) = transpose(_weighted(met.cotangents[0], weight_B))
+    (gradient,) = transpose(cotangent)
     return gradient
 
 

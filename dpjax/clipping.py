@@ -442,14 +442,19 @@ def _sum_by_taps(
     if plan is not None:
         leaves = reweighting.weighted_sum(plan, records, norms, factors[0])
         # One gradient that is not finite spoils the second pass: then none is taken
-        # from it. What is formed comes from the start, so that nothing is kept for it.
+        # from it.
         is_spoilt = ~jnp.all(jnp.isfinite(_upper(squared[0])))
         leaves = [jnp.where(is_spoilt, jnp.zeros_like(x), x) for x in leaves]
         is_uncertain |= is_spoilt
-        form = functools.partial(per_example.gradient, call, examples)
     else:
         weights = [factors[group] for group in groups]
         leaves = bookkeeping.weighted_sum(records, components, norms, weights)
+    form: Callable[[jax.Array], list[jax.Array]]
+    if plan is not None or any(tap.loops for tap in function.taps):
+        # From the start: nothing must be kept for it, and what loops stacked is laid
+        # out by steps, not by examples, so that reading it here would copy it.
+        form = functools.partial(per_example.gradient, call, examples)
+    else:
         form = functools.partial(bookkeeping.example_gradient, records, components)
     if settings.dtype is not None:
         leaves = [leaf.astype(settings.dtype) for leaf in leaves]

@@ -395,6 +395,11 @@ def _single_norm(use: OuterProducts) -> SquaredNorm:
     return SquaredNorm(value, rounding)
 
 
+def total_over_batch(left_BxNxTxK: Array, right_BxNxTxP: Array) -> Array:
+    """Sum over examples and places of outer products, of shape (n, k, p)."""
+    return _einsum("bntk,bntp->nkp", left_BxNxTxK, right_BxNxTxP)
+
+
 def squared_norm(uses: Sequence[OuterProducts]) -> SquaredNorm:
     """Squared norm of the sum of all uses' outer products, for one example.
 

@@ -59,16 +59,15 @@ def clipped_sum(
         kept = jnp.where(mask, jnp.zeros((), gradients.dtype), gradients)
         return jnp.sum(kept, axis=0, dtype=gradients.dtype)
 
-    def tree_of(index: jax.Array) -> PyTree:
-        return jax.tree.unflatten(call.parameter_tree, gradient(call, examples, index))
-
     clipped, values, norms, aux = vmap(one)(list(examples))
     is_poisoned = ~jnp.isfinite(norms) & ~is_padding
     left_out = is_padding | is_poisoned
     added = add_one_by_one(
         ExactlyAdded(jax.tree.map(masked_sum, clipped), norms),
         is_poisoned,
-        tree_of,
+        lambda index: jax.tree.unflatten(
+            call.parameter_tree, gradient(call, examples, index)
+        ),
         clip,
     )
     return ClippedBatch(added.total, values, added.norms, aux)

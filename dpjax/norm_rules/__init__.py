@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from jax.extend.core import primitives
 
 from dpjax.norm_rules import conv, dot_general, elementwise, gather, generic, product
-from dpjax.norm_rules.product import ProductUse
+from dpjax.norm_rules.product import ProductUse, to_operand
 from dpjax.taps import Tap
 
 _PRODUCT_RULES: dict[object, Callable[[Tap, int, Sequence[int]], ProductUse | None]] = {
@@ -47,4 +47,11 @@ def is_linear(tap: Tap) -> bool:
     return tap.equation.primitive in elementwise.LINEAR
 
 
-__all__ = ["ProductUse", "generic", "is_elementwise", "is_linear", "match_product"]
+__all__ = [
+    "ProductUse",
+    "generic",
+    "is_elementwise",
+    "is_linear",
+    "match_product",
+    "to_operand",
+]

@@ -47,6 +47,21 @@ class ProductUse:
     gradient: Callable[[OuterProducts], jax.Array] | None = None
 
 
+def to_operand(
+    use: ProductUse, products_NxKxP: jax.Array, shape: Sequence[int]
+) -> jax.Array:
+    """A sum of outer products in the axes of the operand whose gradient it is.
+
+    Args:
+      use: whose factors' axes are the operand's.
+      products_NxKxP: the sum.
+      shape: the operand's.
+    """
+    axes = (*use.group_axes, *use.left_axes, *use.right_axes)
+    by_axis = products_NxKxP.reshape([shape[axis] for axis in axes])
+    return jnp.transpose(by_axis, sorted(range(len(axes)), key=axes.__getitem__))
+
+
 def over_steps(use: ProductUse, tap: Tap, position: int) -> ProductUse:
     """The use in all steps of the loops around a tap, given that in one step.
 
