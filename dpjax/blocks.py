@@ -54,9 +54,11 @@ class Registry:
       taps: the taps, in the order of evaluation.
       recorded: for each tap, where its values are.
       perturbations: shapes and dtypes, by index.
+      has_remat: whether there are taps inside a `remat`.
     """
 
     def __init__(self) -> None:
+        self.has_remat = False
         self.taps: list[Tap] = []
         self.recorded: list[Recorded] = []
         self.perturbations: list[jax.ShapeDtypeStruct] = []
@@ -148,6 +150,7 @@ class Block:
             return
         if _is_open_remat(equation, kinds):
             self._bodies[id(equation)] = _RematBody(self, equation)
+            self._registry.has_remat = True
             return
         known = {i: a for i, a in enumerate(equation.invars) if self.is_known(a)}
         data = tuple(i for i in range(len(equation.invars)) if i not in known)

@@ -5,23 +5,23 @@ import functools
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import dp_accounting
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import bookkeeping, per_example, recording, reweighting, tracing
+from dpjax import bookkeeping, methods, per_example, recording, reweighting
 from dpjax.calling import Call, Convention
 from dpjax.clip_factors import Clipping
+from dpjax.methods import Method
 from dpjax.outer_products import SquaredNorm
 from dpjax.per_example import ClippedBatch
 from dpjax.precision import wide_dtype
 from dpjax.tracing import Traced
 
 PyTree: TypeAlias = Any
-Method: TypeAlias = Literal["auto", "bookkeeping", "reweight", "vmap"]
 
 # The norm used for clipping is the computed one plus a bound on its rounding. Where the
 # bound is more than this share of the squared norm, the terms cancelled and the example
@@ -105,6 +105,7 @@ class _Settings:
     dtype: Any
     spmd_axis_name: str | None
     method: Method
+    memory_budget_bytes: int | None
     strict: bool
 
     def __post_init__(self) -> None:
@@ -114,6 +115,11 @@ class _Settings:
             )
         if isinstance(self.normalize_by, numbers.Real) and not self.normalize_by > 0:
             raise ValueError(f"normalize_by={self.normalize_by} must be > 0")
+        budget = self.memory_budget_bytes
+        if budget is not None and budget < 0:
+            raise ValueError(
+                f"memory_budget_bytes={budget} must be >= 0, or None for no limit"
+            )
         if self.method == "reweight" and len(self.clipping.bounds) > 1:
             raise ValueError(
                 "method='reweight' has one weight for each example, but l2_clip_norm "
@@ -146,12 +152,17 @@ class _Settings:
             gradient = jax.tree.map(lambda x: x.astype(self.dtype), gradient)
         return self.clipping.clip(gradient, nan_safe=self.nan_safe)
 
-    def method_for(self, call: Call) -> Method:
-        if self.method != "auto":
-            return self.method
-        is_complex = any(jnp.iscomplexobj(leaf) for leaf in call.leaves)
-        formed = self.pre_clipping_transform is not None
-        return "vmap" if formed or is_complex else "bookkeeping"
+    def settle(self, call: Call) -> methods.Settled:
+        """The method that a call goes by."""
+        return methods.settle(
+            call,
+            self.method,
+            must_form=self.pre_clipping_transform is not None,
+            is_one_group=len(self.clipping.bounds) == 1,
+            num_examples=self.microbatch_size or call.batch_size,
+            memory_budget_bytes=self.memory_budget_bytes,
+            strict=self.strict,
+        )
 
 
 def clipped_grad(
@@ -173,6 +184,7 @@ def clipped_grad(
     prng_argnum: int | None = None,
     spmd_axis_name: str | None = None,
     method: Method = "auto",
+    memory_budget_bytes: int | None = None,
     strict: bool = False,
 ) -> ClippedGrad:
     """Makes a function that sums clipped per-example gradients of `fun`.
@@ -230,8 +242,14 @@ def clipped_grad(
       prng_argnum: an argument with a PRNG key, split to give each example its own.
       spmd_axis_name: see `jax.vmap`.
       method: "bookkeeping" (one backward pass; keeps every activation and cotangent),
-        "reweight" (two backward passes; less memory), "vmap" (forms all per-example
-        gradients), or "auto".
+        "reweight" (two backward passes; keeps what an ordinary one keeps, `remat`
+        included), "vmap" (forms all per-example gradients), or "auto": book-keeping,
+        but reweighting where `fun` holds `remat` or the memory budget asks for it. See
+        `dpjax.methods.settle` for exceptions.
+      memory_budget_bytes: what clipping may keep beyond the ordinary backward pass, for
+        the examples that are processed at once: it decides between the ways to compute
+        a norm, and for method "auto" between methods. An estimate, not a limit that is
+        enforced. None for the fastest.
       strict: raise ValueError, naming the parameters, if any needs per-example
         gradients formed because no norm rule covers its use. See `dpjax.explain`.
 
@@ -257,6 +275,7 @@ def clipped_grad(
         dtype,
         spmd_axis_name,
         method,
+        memory_budget_bytes,
         strict,
     )
     bound = settings.clipping.norm_bound() / normalize_by
@@ -367,17 +386,10 @@ def _checked_mask(mask: Any, batch_size: int) -> jax.Array:
 
 
 def _sum_batch(settings: _Settings, call: Call, is_padding: jax.Array) -> ClippedBatch:
-    method = settings.method_for(call)
-    traced = None
-    if method != "vmap" or settings.strict:
-        traced = tracing.trace(call, keep_remat=method == "reweight")
-        if method == "reweight" and not traced.function.scales_with_loss:
-            method, traced = "bookkeeping", tracing.trace(call)
-    if settings.strict and traced is not None:
-        tracing.require_no_fallback(traced, call.paths)
+    method, traced = settings.settle(call)
 
     def sum_part(examples: list[jax.Array], is_padding: jax.Array) -> ClippedBatch:
-        if method == "vmap" or traced is None:
+        if traced is None:
             return per_example.clipped_sum(
                 call, examples, is_padding, settings.clip, settings.vmap
             )

@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from dpjax import tracing
+from dpjax import methods, tracing
 from dpjax.calling import Convention
+from dpjax.methods import Method
 from dpjax.planning import Rule
 
 
@@ -36,9 +37,11 @@ class Explanation:
 
     Attributes:
       rows: one for each parameter leaf, in the order of the pytree.
+      method: what `method="auto"` of `dpjax.clipped_grad` goes by.
     """
 
     rows: tuple[Row, ...]
+    method: Method
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -67,7 +70,10 @@ class Explanation:
             for line in (header, *body)
         ]
         lines.insert(1, "  ".join("-" * width for width in widths))
-        summary = "FLOPs and bytes of the norm, for one example."
+        summary = (
+            "FLOPs and bytes of the norm, for one example. "
+            f'method="auto" is "{self.method}".'
+        )
         if self.fallbacks:
             summary += (
                 " No norm rule covers " + ", ".join(self.fallbacks) + ": exact, but "
@@ -84,6 +90,7 @@ def explain(
     batch_argnums: int | Sequence[int] = 1,
     keep_batch_dim: bool = True,
     prng_argnum: int | None = None,
+    memory_budget_bytes: int | None = None,
     strict: bool = False,
     **kwargs: Any,
 ) -> Explanation:
@@ -98,7 +105,7 @@ def explain(
       ---------  -----  -------------  -----------  -----  -----
       ['b']      2      add            elementwise      4     16
       ['w']      3x2    dot_general    gram            10      8
-      FLOPs and bytes of the norm, for one example.
+      FLOPs and bytes of the norm, for one example. method="auto" is "bookkeeping".
 
     Args:
       fun: as for `dpjax.clipped_grad`, as are the keyword arguments.
@@ -108,6 +115,7 @@ def explain(
       batch_argnums: see `dpjax.clipped_grad`.
       keep_batch_dim: see `dpjax.clipped_grad`.
       prng_argnum: see `dpjax.clipped_grad`.
+      memory_budget_bytes: see `dpjax.clipped_grad`.
       strict: raise ValueError, naming the parameters, if any needs per-example
         gradients formed because no norm rule covers its use.
       **kwargs: `fun`'s keyword arguments, mapped over axis 0.
@@ -116,9 +124,16 @@ def explain(
         fun, argnums, has_aux, batch_argnums, keep_batch_dim, prng_argnum
     )
     call = convention.bind(args, kwargs)
-    traced = tracing.trace(call)
-    if strict:
-        tracing.require_no_fallback(traced, call.paths)
+    settled = methods.settle(
+        call,
+        "auto",
+        must_form=False,
+        is_one_group=True,
+        num_examples=call.batch_size,
+        memory_budget_bytes=memory_budget_bytes,
+        strict=strict,
+    )
+    traced = settled.traced or tracing.trace(call)
     rows = {
         leaf: Row(
             call.paths[leaf],
@@ -131,7 +146,7 @@ def explain(
         for component in traced.components
         for leaf in component.leaves
     }
-    return Explanation(tuple(rows[i] for i in range(len(rows))))
+    return Explanation(tuple(rows[i] for i in range(len(rows))), settled.method)
 
 
 def _with_unit(count: int) -> str:

@@ -128,8 +128,14 @@ class Component:
     bytes: int = 0
 
 
-def plan(function: TappedFunction) -> list[Component]:
-    """Plans every parameter leaf: components that cover each leaf exactly once."""
+def plan(function: TappedFunction, budget: int | None = None) -> list[Component]:
+    """Plans every parameter leaf: components that cover each leaf exactly once.
+
+    Args:
+      function: the tapped function.
+      budget: bytes that one component's norm may take for one example, if there is a
+        way that needs no more; None for the fastest way.
+    """
     uses = [
         Use(i, position, tap.operands[position].variable)
         for i, tap in enumerate(function.taps)
@@ -143,9 +149,37 @@ def plan(function: TappedFunction) -> list[Component]:
             leaves,
             tuple(use for use in uses if set(reached[use.variable]) <= set(leaves)),
             parts,
+            budget,
         )
         for leaves in _connected(len(function.leaves), list(reached.values()))
     ]
+
+
+def held_bytes(function: TappedFunction, components: Sequence[Component]) -> int:
+    """What book-keeping keeps for one example until its weight is known.
+
+    Beside what the ordinary backward pass keeps: cotangents, and gradients that were
+    formed.
+    """
+    taps = {
+        use.tap: function.taps[use.tap]
+        for component in components
+        if component.rule is Rule.GRAM
+        for use in component.uses
+    }
+    cotangents = sum(
+        math.prod(tap.loops) * _size_of(out) * out.dtype.itemsize
+        for tap in taps.values()
+        for out in tap.outputs()
+    )
+    formed = (Rule.INSTANTIATED, Rule.ELEMENTWISE, Rule.FALLBACK)
+    leaves = [
+        function.leaves[i].aval
+        for c in components
+        if c.rule in formed
+        for i in c.leaves
+    ]
+    return cotangents + sum(_size_of(leaf) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _connected(count: int, links: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
@@ -163,6 +197,7 @@ def _plan_component(
     leaves: tuple[int, ...],
     uses: tuple[Use, ...],
     parts: Mapping[_compat.Var, Parts],
+    budget: int | None,
 ) -> Component:
     variables = tuple(dict.fromkeys(use.variable for use in uses))
     if not uses:
@@ -197,7 +232,10 @@ def _plan_component(
     gradient_bytes = 3 * 4 * size
     gram_time = gram_flops + product_flops + _FLOPS_PER_BYTE * gram_bytes
     instantiated_time = product_flops + _FLOPS_PER_BYTE * gradient_bytes
-    if gram_time > instantiated_time:
+    is_gram = gram_time <= instantiated_time
+    if budget is not None and max(gram_bytes, 4 * size) > budget:
+        is_gram = gram_bytes <= 4 * size
+    if not is_gram:
         return dataclasses.replace(
             instantiated, flops=product_flops + 2 * size, bytes=gradient_bytes
         )

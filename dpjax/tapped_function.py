@@ -46,6 +46,7 @@ class TappedFunction:
       leaves: the jaxpr's variables for the parameter leaves.
       taps: the taps, in the order of evaluation.
       unbatched_equations: the equations that do not depend on the example.
+      has_remat: whether parameters meet data inside a `remat` that was kept.
       scales_with_loss: whether weighting the loss weights all gradients: there is no
         `custom_vjp` rule, which need not be linear, and nothing narrower than float32,
         in which a weight is rounded to a larger one, be it a factor inside a product.
@@ -74,6 +75,7 @@ class TappedFunction:
         loss = inner.outvars[:1]
         self._block = Block(registry, inner, loss, self._side, unbatched, ())
         self.taps = registry.taps
+        self.has_remat = registry.has_remat
         self._recorded = registry.recorded
         self._perturbations = registry.perturbations
         bending = (primitives.custom_vjp_call_p, primitives.reduce_precision_p)

@@ -28,7 +28,7 @@ class Traced:
     aux_tree: Any
 
 
-def trace(call: Call, *, keep_remat: bool = False) -> Traced:
+def trace(call: Call, *, keep_remat: bool = False, budget: int | None = None) -> Traced:
     """Traces the loss of one example and plans every parameter's norm.
 
     The loss gets a zero from the example side added to it, the anchor, so that a loss
@@ -37,6 +37,7 @@ def trace(call: Call, *, keep_remat: bool = False) -> Traced:
     Args:
       call: the call.
       keep_remat: leave `remat` in place, see `dpjax.normal_form`.
+      budget: see `dpjax.planning.plan`.
     """
     aux_tree = None
 
@@ -53,7 +54,7 @@ def trace(call: Call, *, keep_remat: bool = False) -> Traced:
     specs.insert(count, jax.ShapeDtypeStruct((), jnp.float32))
     jaxpr = normal_form.trace(flat, specs, count, keep_remat=keep_remat)
     function = TappedFunction(jaxpr, count)
-    return Traced(function, planning.plan(function), aux_tree)
+    return Traced(function, planning.plan(function, budget), aux_tree)
 
 
 def require_no_fallback(traced: Traced, paths: Sequence[str]) -> None:

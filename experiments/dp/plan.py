@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import accounting
-from dpjax.clipping import Method
+from dpjax.methods import Method
 from experiments import data
 from experiments.dp import optimizers, sampling, seeds
 from experiments.dp.steps import PrivateStep

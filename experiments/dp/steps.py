@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from dpjax import clipped_grad
-from dpjax.clipping import Method
+from dpjax.methods import Method
 from dpjax.transforms import privatize
 
 PyTree = Any

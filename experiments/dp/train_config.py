@@ -8,7 +8,7 @@ from typing import Any
 
 import ml_collections
 
-from dpjax.clipping import Method
+from dpjax.methods import Method
 from experiments import typed_config
 from experiments.errors import UsageError
 from experiments.typed_config import expect
