@@ -9,7 +9,7 @@ nor a per-example gradient is needed.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -121,12 +121,30 @@ def _sum_formed(norms: Norms, weights: Sequence[jax.Array]) -> dict[int, jax.Arr
 
 
 def example_gradient(
-    records: Records, components: Sequence[Component], index: jax.Array
+    records: Records,
+    components: Sequence[Component],
+    formed: Mapping[int, jax.Array],
+    index: jax.Array,
 ) -> list[jax.Array]:
-    """One example's gradient, formed from what it left at the taps, leaf by leaf."""
-    taps = jax.tree.map(lambda array: array[index], list(records.taps))
-    used = [c for c in components if c.rule is not Rule.UNUSED]
-    gradients = _form_gradients(records, used, taps)
+    """One example's gradient, leaf by leaf.
+
+    Args:
+      records: of the batch.
+      components: the plan.
+      formed: from `Norms`; the rest is formed from what the example left at the taps.
+        So are fallbacks: formed for a batch at once, an example's gradient may be NaN
+        where another's is (batched convolutions multiply it by zero).
+      index: which example.
+    """
+    again = (Rule.GRAM, Rule.FALLBACK)
+    left = [component for component in components if component.rule in again]
+    used = {use.tap for component in left for use in component.uses}
+    taps = [
+        jax.tree.map(lambda array: array[index], met) if i in used else None
+        for i, met in enumerate(records.taps)
+    ]
+    gradients = {leaf: gradient[index] for leaf, gradient in formed.items()}
+    gradients.update(_form_gradients(records, left, taps))
     leaves = [records.values[variable] for variable in records.function.leaves]
     return [
         gradients[i] if i in gradients else jnp.zeros_like(leaf)

@@ -467,7 +467,9 @@ def _sum_by_taps(
         # out by steps, not by examples, so that reading it here would copy it.
         form = functools.partial(per_example.gradient, call, examples)
     else:
-        form = functools.partial(bookkeeping.example_gradient, records, components)
+        form = functools.partial(
+            bookkeeping.example_gradient, records, components, norms.gradients
+        )
     if settings.dtype is not None:
         leaves = [leaf.astype(settings.dtype) for leaf in leaves]
     added = per_example.add_one_by_one(
