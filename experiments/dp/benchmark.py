@@ -21,6 +21,8 @@ The methods:
   one_by_one_loop                          a Python loop over a compiled gradient of one
                                            example (their nxBP)
   one_by_one_scan                          that loop inside one compiled function
+  bookkeeping_quarters, reweight_quarters  those of `dpjax.clipped_grad` in four
+                                           microbatches; not among the defaults
 
 All methods run in this process, on the same batch, and take turns in rounds. A ratio is
 the median over rounds of a method's time over the non-private time of the same round,

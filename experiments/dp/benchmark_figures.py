@@ -30,8 +30,10 @@ _COLORS = (
     "#CC79A7",
     "#7A4A00",
     "#666666",
+    "#F0E442",
+    "#332288",
 )
-_MARKERS = "osD^v<>PX*"
+_MARKERS = "osD^v<>PX*ph"
 _PLAIN = ticker.FuncFormatter(lambda x, _: f"{x:g}")
 _STYLES = dict(zip(METHODS, zip(_COLORS, _MARKERS, strict=True), strict=True))
 

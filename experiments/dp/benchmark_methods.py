@@ -205,6 +205,35 @@ def _clipped_sum_by_dpjax(method: clipping.Method, problem: Problem) -> ClippedS
     )
 
 
+def _clipped_sum_in_quarters(method: clipping.Method, problem: Problem) -> ClippedSum:
+    """Four microbatches of B / 4 examples, one after another, for less memory.
+
+    Where 4 does not divide B, the last microbatch is filled up with padding examples,
+    so that memory grows steadily with B, which the search for the largest batch needs.
+    """
+    size = -(-problem.batch_size // 4)
+    grad_fn = dpjax.clipped_grad(
+        problem.loss,
+        l2_clip_norm=problem.l2_clip_norm,
+        microbatch_size=size,
+        method=method,
+    )
+    num_padding = -problem.batch_size % size
+    if num_padding == 0:
+        return grad_fn
+
+    def clipped_sum(params: PyTree, batch: Data) -> PyTree:
+        def padded(x: jax.Array) -> jax.Array:
+            return jnp.pad(x, [(0, num_padding)] + [(0, 0)] * (x.ndim - 1))
+
+        is_padding_B = jnp.arange(problem.batch_size + num_padding)
+        is_padding_B = is_padding_B >= problem.batch_size
+        batch = jax.tree.map(padded, batch)
+        return grad_fn(params, batch, is_padding_example=is_padding_B)
+
+    return clipped_sum
+
+
 def _clipped_sum_by_jax_privacy(problem: Problem) -> ClippedSum:
     return jax_privacy.clipped_grad(problem.loss, l2_clip_norm=problem.l2_clip_norm)
 
@@ -340,7 +369,11 @@ def _by_dpjax(method: clipping.Method) -> Method:
     return _compiled_whole(functools.partial(_clipped_sum_by_dpjax, method))
 
 
-METHODS: dict[str, Method] = {
+def _in_quarters(method: clipping.Method) -> Method:
+    return _compiled_whole(functools.partial(_clipped_sum_in_quarters, method))
+
+
+_WHOLE: dict[str, Method] = {
     NON_PRIVATE: Method(_non_private_step, None),
     "noise_only": Method(_noise_only_step, None),
     "auto": _by_dpjax("auto"),
@@ -351,4 +384,11 @@ METHODS: dict[str, Method] = {
     "multi_loss": _compiled_whole(_clipped_sum_by_multi_loss),
     ONE_BY_ONE: Method(_step_by_loop, _clipped_sum_by_loop),
     "one_by_one_scan": _compiled_whole(_clipped_sum_one_by_one),
+}
+DEFAULT_METHODS = tuple(_WHOLE)
+METHODS: dict[str, Method] = {
+    **_WHOLE,
+    # These trade time for memory, so they are compared where memory is.
+    "bookkeeping_quarters": _in_quarters("bookkeeping"),
+    "reweight_quarters": _in_quarters("reweight"),
 }

@@ -56,7 +56,9 @@ def _next(
         # Far from a bound, halve the ratio and not the distance.
         return _between(int((max(low, 1) * high) ** 0.5), low, high)
     if len(known) == 1:
-        return _between(2 * low if low else high // 2, low, high)
+        # As if nothing were fixed, which is not far above the budget, nor far below.
+        ((batch_size, num_bytes),) = known.items()
+        return _between(int(batch_size * budget_bytes / max(num_bytes, 1)), low, high)
     crossing = _crossing(known, low, high, budget_bytes)
     if low and abs(crossing - low) < step:
         # Just above what fits, to show that it does not.

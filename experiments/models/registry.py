@@ -7,6 +7,7 @@ are left to separate specs on a command line, and no shell needs quotes:
     mlp:hidden_sizes=1024-1024-1024:activation=relu
     transformer:layers=4:width=128
     resnet18:width=16:stem=small
+    transformer:layers=6:scan=true:remat=true
 
 A model's options are the keyword arguments of its builder: their names, types and
 defaults are read from its signature.
@@ -65,6 +66,7 @@ _INPUTS = {
     "image": ("(H, W, C)", 3, jnp.float32),
     "tokens": ("(T,)", 1, jnp.int32),
 }
+_BOOLEANS = {"true": True, "false": False}
 
 
 def build(spec: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -164,7 +166,7 @@ def _option_types(entry: Entry) -> dict[str, Any]:
 
 
 def _converted(spec: str, name: str, text: str, expected: Any) -> Any:
-    """`text` as the type `expected`: positive integers, tuples of them, or a choice."""
+    """`text` as the type `expected`: integers >= 1, a choice, or true or false."""
     if isinstance(expected, types.UnionType):
         expected = next(t for t in typing.get_args(expected) if t is not type(None))
     if typing.get_origin(expected) is Literal:
@@ -172,6 +174,10 @@ def _converted(spec: str, name: str, text: str, expected: Any) -> Any:
         if text in choices:
             return text
         form = f"one of {', '.join(choices)}"
+    elif expected is bool:
+        if text in _BOOLEANS:
+            return _BOOLEANS[text]
+        form = f"one of {', '.join(_BOOLEANS)}"
     elif expected is int:
         if _is_positive(text):
             return int(text)

@@ -13,6 +13,15 @@ code has, and 482,600 more per further layer. Differences from that code:
   regularisation enough, and inputs then determine the loss.
 - The padding id 0 is masked: it is not attended to, and the mean over positions leaves
   it out. The paper's code averages over padding too.
+
+Two options change memory and compile time alone, neither the logits nor the number of
+parameters. With `scan=true` the layers are one loop over stacked parameters, `layers`
+in place of `layer_0`, `layer_1`, ...: the program holds one layer however many there
+are. With `remat=true` each layer keeps its input alone for the backward pass, which
+computes the layer again. On a CPU remat takes `scan=true` as well: among layers one
+after another, XLA finds that what is computed again equals what was computed before
+(common subexpression elimination) and keeps the first; across the two loops of a scan
+it cannot.
 """
 
 import math
@@ -40,6 +49,8 @@ class Transformer(nn.Module):
       feed_forward: Width of the hidden layer in each encoder layer.
       vocabulary_size: Token ids lie in [0, vocabulary_size), 0 being padding.
       embeddings: `frozen` random vectors, or `trained` ones.
+      scan: Whether the layers are one loop, their parameters stacked along axis 0.
+      remat: Whether the backward pass computes each layer again from its input.
     """
 
     num_classes: int
@@ -49,6 +60,8 @@ class Transformer(nn.Module):
     feed_forward: int = 800
     vocabulary_size: int = VOCABULARY_SIZE
     embeddings: Embeddings = "frozen"
+    scan: bool = False
+    remat: bool = False
 
     @nn.compact
     def __call__(self, ids_BxT: jax.Array) -> jax.Array:
@@ -56,9 +69,7 @@ class Transformer(nn.Module):
         is_token_BxT = ids_BxT != PADDING_ID
         x_BxTxD = self._embedded(ids_BxT)
         x_BxTxD = x_BxTxD + jnp.asarray(positions(ids_BxT.shape[1], self.width))[None]
-        for i in range(self.layers):
-            layer = EncoderLayer(self.heads, self.feed_forward, name=f"layer_{i}")
-            x_BxTxD = layer(x_BxTxD, is_token_BxT)
+        x_BxTxD = self._encoded(x_BxTxD, is_token_BxT)
         x_BxTxD = jnp.where(is_token_BxT[..., None], x_BxTxD, 0)
         counts_B = jnp.sum(is_token_BxT, axis=1)
         mean_BxD = x_BxTxD.sum(axis=1) / jnp.maximum(counts_B, 1)[:, None]
@@ -70,6 +81,32 @@ class Transformer(nn.Module):
             trained_VxD = self.param("embedding", lambda _: jnp.asarray(table_VxD))
             return trained_VxD[ids_BxT]
         return jnp.asarray(table_VxD)[ids_BxT]
+
+    def _encoded(self, x_BxTxD: jax.Array, is_token_BxT: jax.Array) -> jax.Array:
+        encoder_layer = EncoderLayer
+        if self.remat:
+            # A scan needs no barriers against common subexpressions.
+            encoder_layer = nn.remat(EncoderLayer, prevent_cse=not self.scan)
+        if not self.scan:
+            for i in range(self.layers):
+                layer = encoder_layer(self.heads, self.feed_forward, name=f"layer_{i}")
+                x_BxTxD = layer(x_BxTxD, is_token_BxT)
+            return x_BxTxD
+
+        def step(
+            layer: nn.Module, x_BxTxD: jax.Array, is_token_BxT: jax.Array
+        ) -> tuple[jax.Array, None]:
+            return layer(x_BxTxD, is_token_BxT), None
+
+        scanned = nn.scan(
+            step,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=nn.broadcast,
+            length=self.layers,
+        )
+        layers = encoder_layer(self.heads, self.feed_forward, name="layers")
+        return scanned(layers, x_BxTxD, is_token_BxT)[0]
 
 
 class EncoderLayer(nn.Module):
@@ -144,6 +181,8 @@ def transformer(
     feed_forward: int | None = None,
     vocabulary_size: int = VOCABULARY_SIZE,
     embeddings: Embeddings = "frozen",
+    scan: bool = False,
+    remat: bool = False,
 ) -> Transformer:
     """The Transformer of Lee & Kifer 2021; `feed_forward` is 4 * `width` by default.
 
@@ -161,4 +200,6 @@ def transformer(
         feed_forward or 4 * width,
         vocabulary_size,
         embeddings,
+        scan,
+        remat,
     )

@@ -30,4 +30,15 @@ CELLS = {
 
 def get_config(scale: str = "small") -> ml_collections.ConfigDict:
     """Returns the config at a scale: tiny, small or full."""
-    return benchmark_config.make(scale, CELLS, figure="compile_time")
+    methods = (
+        "auto",
+        "bookkeeping",
+        "reweight",
+        "vmap",
+        "jax_privacy",
+        "multi_loss",
+        "one_by_one_loop",
+    )
+    return benchmark_config.make(
+        scale, CELLS, figure="compile_time", methods=methods, compile_repetitions=2
+    )

@@ -13,7 +13,6 @@ CELLS = {
         "resnet18:width=16@32x32x3@16",
         "resnet34:width=16@32x32x3@16",
         "vgg11:width=8@32x32x3@8",
-        "vgg13:width=8@32x32x3@8",
         "vgg16:width=8@32x32x3@8",
         "vgg19:width=8@32x32x3@8",
         "mlp:hidden_sizes=256-256@28x28x1@128",

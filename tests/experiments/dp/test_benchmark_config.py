@@ -5,7 +5,7 @@ import pytest
 from experiments.dp import benchmark_config
 from experiments.dp.benchmark_cells import CellSpec
 from experiments.dp.benchmark_config import BenchmarkConfig
-from experiments.dp.benchmark_methods import METHODS, NON_PRIVATE
+from experiments.dp.benchmark_methods import DEFAULT_METHODS, NON_PRIVATE
 from experiments.errors import UsageError
 
 CELLS = {"small": ("mlp@8x8x1@4",), "full": ("mlp@28x28x1@128", "cnn@28x28x1@128")}
@@ -48,7 +48,7 @@ def test_the_non_private_step_comes_first_and_cells_leave_methods_out():
     assert config.methods_of(without) == (NON_PRIVATE, "vmap")
     assert config.rounds("auto") == config.repetitions
     assert config.rounds("vmap") == config.slow_repetitions
-    assert parse().methods_of(cell) == tuple(METHODS)
+    assert parse().methods_of(cell) == DEFAULT_METHODS
 
 
 @pytest.mark.parametrize(

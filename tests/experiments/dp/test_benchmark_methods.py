@@ -1,6 +1,7 @@
 """Every method against gradients in float64, clipped by hand."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +60,32 @@ def expected(problem):
 def test_methods_clip_alike(name, problem, expected):
     found = measuring.clipped_gradient(name, problem)
     assert measuring.relative_error(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["bookkeeping_quarters", "reweight_quarters"])
+@pytest.mark.parametrize("batch_size", [1, 3, 5])
+def test_quarters_of_batches_that_four_does_not_divide(name, batch_size):
+    cell = CellSpec("mlp:hidden_sizes=4", (8, 8, 1), batch_size)
+    problem = benchmark_problems.make_problem(cell, noise_multiplier=0.0)
+    l2_clip_norm, expected = measuring.reference(problem)
+    problem = dataclasses.replace(problem, l2_clip_norm=l2_clip_norm)
+    found = measuring.clipped_gradient(name, problem)
+    assert measuring.relative_error(found, expected) < 1e-5
+
+
+def test_quarters_hold_the_activations_of_a_quarter():
+    """And a larger batch takes no less memory, divisible or not, but for some bytes."""
+    cell = CellSpec("cnn:channels=3-4:hidden_size=8", (16, 16, 1), 64)
+    problem = benchmark_problems.abstract_problem(cell, noise_multiplier=0.0)
+
+    def temp_bytes(name, batch_size):
+        resized = benchmark_problems.with_batch_size(problem, batch_size)
+        return measuring.compile_program(METHODS[name].step(resized)).temp_bytes
+
+    whole = temp_bytes("bookkeeping", 64)
+    assert temp_bytes("bookkeeping_quarters", 64) < whole / 2
+    sizes = [temp_bytes("bookkeeping_quarters", n) for n in (60, 61, 64, 67)]
+    assert all(b > 0.99 * a for a, b in itertools.pairwise(sizes))
 
 
 @pytest.mark.parametrize("name", ["auto", "multi_loss", "one_by_one_loop"])

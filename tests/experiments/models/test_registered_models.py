@@ -33,6 +33,8 @@ AS_IN_THE_PAPER = [
 OTHERS = [
     ("tempered_cnn", MNIST, 10, 26_010),
     ("transformer:embeddings=trained", (512,), 2, 483_002 + 8192 * 200),
+    ("transformer:layers=3:scan=true", (512,), 2, 483_002 + 2 * 482_600),
+    ("transformer:layers=3:scan=true:remat=true", (512,), 2, 483_002 + 2 * 482_600),
     ("resnet18:norm=frozen", LSUN, 10, 11_169_546),
     ("resnet34:norm=frozen", LSUN, 10, 21_270_282),
     ("resnet50:norm=frozen", LSUN, 10, 23_472_906),

@@ -18,6 +18,15 @@ def test_options_are_arguments_of_the_builder():
     assert cnn.hidden_size == 6
 
 
+def test_yes_and_no():
+    for scan in (True, False):
+        spec = f"transformer:scan={str(scan).lower()}:remat=true"
+        model = registry.build(spec, (8,), num_classes=2)
+        assert (model.scan, model.remat) == (scan, True)
+    with pytest.raises(UsageError, match="scan='True', expected one of true, false"):
+        registry.build("transformer:scan=True", (8,), num_classes=2)
+
+
 def test_one_entry_is_a_tuple_too():
     assert registry.build("mlp:hidden_sizes=7", IMAGE, 10).hidden_sizes == (7,)
 

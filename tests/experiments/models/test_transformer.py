@@ -1,8 +1,11 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import dpjax
 from experiments.errors import UsageError
 from experiments.models import registry, transformer
 
@@ -86,6 +89,71 @@ def test_trained_embeddings_start_like_the_frozen_ones(apply, params):
     np.testing.assert_allclose(
         jax.jit(trained.apply)(variables, ids_BxT), apply(params, ids_BxT), rtol=1e-5
     )
+
+
+def test_a_scan_stacks_the_layers(apply, params, random_params):
+    ids_BxT = jnp.array([[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 0, 0]])
+    names = ("layer_0", "layer_1")
+    layers = [params["params"][name] for name in names]
+    others = {k: v for k, v in params["params"].items() if k not in names}
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *layers)
+    variables = {"params": {**others, "layers": stacked}}
+    expected = apply(params, ids_BxT)
+    for options in ("scan=true", "scan=true:remat=true"):
+        model = registry.build(f"{SPEC}:{options}", (LENGTH,), num_classes=3)
+        shapes = jax.eval_shape(model.init, jax.random.key(0), ids_BxT)
+        assert jax.tree.map(np.shape, variables) == jax.tree.map(np.shape, shapes)
+        assert registry.num_parameters(shapes) == registry.num_parameters(params)
+        found = jax.jit(model.apply)(variables, ids_BxT)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_scanned_layers_start_differently():
+    model = registry.build(f"{SPEC}:scan=true", (LENGTH,), num_classes=3)
+    ids_BxT = jnp.ones((1, LENGTH), jnp.int32)
+    kernel_LxDxF = jax.jit(
+        lambda key: model.init(key, ids_BxT)["params"]["layers"]["hidden"]["kernel"]
+    )(jax.random.key(0))
+    assert not np.allclose(kernel_LxDxF[0], kernel_LxDxF[1], atol=1e-2)
+
+
+def test_remat_changes_no_logits(apply, params):
+    ids_BxT = jnp.array([[3, 1, 4, 1, 5, 9]])
+    model = registry.build(f"{SPEC}:remat=true:scan=false", (LENGTH,), num_classes=3)
+    found = jax.jit(model.apply)(params, ids_BxT)
+    np.testing.assert_allclose(found, apply(params, ids_BxT), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_scans", "num_remats"),
+    [
+        ("scan=false", 0, 0),
+        ("scan=true", 1, 0),
+        ("remat=true", 0, 2),
+        ("scan=true:remat=true", 1, 1),
+    ],
+)
+def test_remat_goes_inside_the_scan(options, num_scans, num_remats):
+    model = registry.build(f"{SPEC}:{options}", (LENGTH,), num_classes=3)
+    ids_BxT = jnp.ones((1, LENGTH), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), ids_BxT)
+    program = str(jax.make_jaxpr(model.apply)(params, ids_BxT))
+    assert len(re.findall(r"\bscan\[", program)) == num_scans
+    assert len(re.findall(r"\b(?:remat2?|checkpoint)\[", program)) == num_remats
+
+
+@pytest.mark.parametrize("options", ["scan=true", "remat=true", "scan=true:remat=true"])
+def test_no_parameter_falls_back_to_its_own_gradient(options, random_params):
+    model = registry.build(f"{SPEC}:{options}", (LENGTH,), num_classes=3)
+    ids_BxT = jnp.ones((4, LENGTH), jnp.int32)
+    params = random_params(model, ids_BxT)
+
+    def loss(params, ids_BxT):
+        return model.apply(params, ids_BxT)[:, 0].sum()
+
+    explanation = dpjax.explain(loss, params, ids_BxT)
+    assert explanation.fallbacks == ()
+    assert "['hidden']['kernel']" in str(explanation)
 
 
 def test_embeddings_are_public_and_the_same_everywhere():
