@@ -15,16 +15,17 @@ CELLS = {
     "tiny": ("mlp@8x8x1@4",),
     "small": (
         # What takes long to compile leaves out what says least: bookkeeping where auto
-        # is the same, jax_privacy beside vmap, reweighting without remat.
-        "cnn@28x28x1@128@without=bookkeeping+jax_privacy",
+        # is the same, jax_privacy beside vmap, reweighting without remat, and quarters
+        # where activations take the smaller part.
+        "cnn@28x28x1@128@without=bookkeeping+jax_privacy+reweight_quarters",
         "lstm@28x28x1@128@without=bookkeeping+jax_privacy+reweight_quarters",
         "transformer:layers=6@128@16"
-        "@without=bookkeeping+jax_privacy+vmap+reweight_quarters",
-        "transformer:layers=6:scan=true:remat=true@128@16",
+        "@without=bookkeeping+jax_privacy+vmap+reweight+reweight_quarters",
+        "transformer:layers=6:scan=true:remat=true@128@16@without=jax_privacy",
         "resnet18:width=16@32x32x3@32"
         "@without=bookkeeping+jax_privacy+reweight+reweight_quarters",
         "vgg11:width=16@32x32x3@16"
-        "@without=bookkeeping+jax_privacy+reweight+reweight_quarters",
+        "@without=bookkeeping+reweight+bookkeeping_quarters+reweight_quarters",
     ),
     "full": (
         "mlp@28x28x1@128",

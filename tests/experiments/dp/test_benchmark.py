@@ -22,7 +22,7 @@ from experiments.dp import (
     measuring,
 )
 from experiments.dp.benchmark_config import BenchmarkConfig
-from experiments.dp.benchmark_methods import METHODS, NON_PRIVATE
+from experiments.dp.benchmark_methods import DEFAULT_METHODS, METHODS, NON_PRIVATE
 from experiments.errors import RunError, UsageError
 from experiments.models import registry
 
@@ -84,7 +84,7 @@ def rows_of(folder):
 def test_every_method_end_to_end(tmp_path, capsys):
     folder = tmp_path / "new" / "run"
     rows = run(folder, noise_multiplier=1.0)
-    assert set(rows) == set(METHODS)
+    assert set(rows) == set(DEFAULT_METHODS)
     for name, row in rows.items():
         assert row["failure"] == ""
         keys = ("model", "input_shape", "batch_size", "num_parameters")
@@ -123,7 +123,7 @@ def test_every_method_end_to_end(tmp_path, capsys):
     assert record["machine"]["device_kind"]
     table = (folder / "table.md").read_text()
     lines = [line for line in table.splitlines() if line.startswith("| linear")]
-    assert [line.split(" | ")[3] for line in lines] == list(METHODS)
+    assert [line.split(" | ")[3] for line in lines] == list(DEFAULT_METHODS)
     assert "largest batch" not in table
     assert "54 to 94" in table
     assert matplotlib.image.imread(folder / "figure.png").std() > 0.05
