@@ -26,7 +26,7 @@ def _rows(factor):
     if isinstance(factor, Dense):
         return np.asarray(factor.array_NxTxK, np.float64)
     if isinstance(factor, OneHot):
-        ids = np.asarray(factor.ids_T)
+        ids = np.asarray(factor.ids_NxT[0])
         return np.equal(ids[:, None], np.arange(factor.width)[None])[None].astype(
             np.float64
         )
