@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import dpjax
 from experiments.models import registry
 
 MNIST, CIFAR, LSUN = (28, 28, 1), (32, 32, 3), (256, 256, 3)
@@ -107,3 +109,44 @@ def test_examples_do_not_mix_and_every_parameter_counts(name, random_params):
     # Other neighbours, another place in the batch.
     _, changed_BxV = run(params, np.asarray(inputs_B)[[2, 0, 2]])
     np.testing.assert_allclose(changed_BxV[1], logits_BxV[0], rtol=1e-4, atol=1e-5)
+
+
+# Shrunk, the deeper ones hold nothing that these do not.
+@pytest.mark.parametrize(
+    "name", sorted(set(registry.MODELS) - {"resnet34", "resnet101", "vgg16", "vgg19"})
+)
+def test_clipped_gradients_and_norms(
+    name, random_params, float64_reference, assert_clipped_sum
+):
+    spec = SMALL[name]
+    input_shape = (12,) if registry.input_kind(spec) == "tokens" else (16, 16, 1)
+    model = registry.build(spec, input_shape, num_classes=3)
+    inputs_B = inputs_like(spec, input_shape, 3)
+    params = random_params(model, inputs_B)
+
+    def loss(params, inputs_B, labels_B):
+        logits_BxV = model.apply(params, inputs_B)
+        return optax.softmax_cross_entropy_with_integer_labels(
+            logits_BxV, labels_B
+        ).mean()
+
+    batch = (np.asarray(inputs_B), np.arange(3))
+    reference = float64_reference(loss, params, batch)
+
+    @jax.jit
+    def run(params, *batch):
+        return {
+            method: dpjax.clipped_grad(
+                loss,
+                l2_clip_norm=reference.clip_norm,
+                batch_argnums=(1, 2),
+                return_grad_norms=True,
+                method=method,
+                strict=True,
+            )(params, *batch)
+            for method in ("bookkeeping", "reweight")
+        }
+
+    for clipped_sum, aux in run(params, *batch).values():
+        np.testing.assert_allclose(aux.grad_norms, reference.norms_B, rtol=1e-5)
+        assert_clipped_sum(clipped_sum, reference, 1e-5)
