@@ -162,10 +162,12 @@ def _gram_norm(
         operands = records.operands(component.uses[piece.use], met.activations)
         return piece.factors(operands, met.cotangents[0])
 
+    # Of a leaf that is cut off on its way to the data no box is left.
+    nothing = SquaredNorm(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
     found = []
     for boxes in component.boxes:
         norms = [outer_products.squared_norm(list(map(factors, box))) for box in boxes]
-        found.append(functools.reduce(_add_norms, norms))
+        found.append(functools.reduce(_add_norms, norms) if norms else nothing)
     return found
 
 

@@ -133,7 +133,7 @@ def _use_norm(tap: Tap, use: Use, parts: Parts, rule: Rule) -> _UseNorm | None:
         norm = _elementwise_norm(once, summed) if norm_rules.is_linear(tap) else None
     else:
         norm = None if summed else _product_norm(once, use.position, rule)
-    return None if norm is None else _scaled(norm, scales.pop() ** 2)
+    return None if norm is None else _scaled(norm, scales.pop())
 
 
 def _overlap(parts: Parts) -> bool:
@@ -144,13 +144,14 @@ def _overlap(parts: Parts) -> bool:
     )
 
 
-def _scaled(norm: _UseNorm, square: float) -> _UseNorm:
-    if square == 1:
+def _scaled(norm: _UseNorm, scale: float) -> _UseNorm:
+    """The squared norm of a scaled gradient, from that of the gradient."""
+    if scale == 1:
         return norm
 
     def scaled(operands: Sequence[Any], cotangents: Sequence[Any]) -> SquaredNorm:
-        value, rounding = norm(operands, cotangents)
-        return SquaredNorm(square * value, square * rounding)
+        # Not squared, since the square may underflow.
+        return norm(operands, [scale * array for array in cotangents])
 
     return scaled
 

@@ -68,7 +68,7 @@ Parts = tuple[Part, ...]
 
 
 def find(function: TappedFunction) -> dict[_compat.Var, Parts]:
-    """The parts of every parameter-side value that is made by placing entries."""
+    """The parts of values that meet data, of those that are made by placing entries."""
     roots = _roots(function)
     found: dict[_compat.Var, Parts] = {}
     for i, root in enumerate(roots):
@@ -95,7 +95,26 @@ def find(function: TappedFunction) -> dict[_compat.Var, Parts]:
         results = follow(equation, operands)
         if results is not None:
             found.update(zip(equation.outvars, results, strict=True))
-    return found
+    met = _met(function) & found.keys()
+    return {v: found[v] for v in met if _is_whole(function, v, found[v])}
+
+
+def _met(function: TappedFunction) -> set[Any]:
+    """The values that meet data."""
+    return {
+        tap.operands[i].variable
+        for tap in function.taps
+        for i in tap.parameter_positions
+    }
+
+
+def _is_whole(function: TappedFunction, variable: Any, parts: Parts) -> bool:
+    """Whether a value's parts speak of every leaf that reaches it.
+
+    Else one was cut off on the way; no norm is to rest on that.
+    """
+    reached, _ = function.parameter_side([variable])
+    return set(reached) == {part.leaf for part in parts}
 
 
 def _roots(function: TappedFunction) -> list[Any]:
@@ -105,11 +124,7 @@ def _roots(function: TappedFunction) -> list[Any]:
         for atom in equation.invars:
             if isinstance(atom, _compat.Var):
                 uses.setdefault(atom, []).append(equation)
-    met = {
-        tap.operands[i].variable
-        for tap in function.taps
-        for i in tap.parameter_positions
-    }
+    met = _met(function)
     roots = []
     for leaf in function.leaves:
         root: Any = leaf
@@ -323,7 +338,8 @@ def _concatenated(equation: _compat.Equation, operands: _Operands) -> _Results:
 
 def _padded(equation: _compat.Equation, operands: _Operands) -> _Results:
     config = equation.params["padding_config"]
-    if operands[0] is None or any(min(padding) < 0 or padding[2] for padding in config):
+    is_cut = any(min(low, high) < 0 or interior for low, high, interior in config)
+    if operands[0] is None or operands[1] is not None or is_cut:
         return None
     return [tuple(_moved(part, [low for low, _, _ in config]) for part in operands[0])]
 

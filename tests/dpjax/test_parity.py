@@ -1239,6 +1239,31 @@ def dynamic_slice_of_a_parameter():
     return fun, _normal(0, 8, D), (start, _uneven(6, B, D))
 
 
+def padded_with_a_parameter():
+    def fun(params, x):
+        w = jax.lax.pad(params["w"], params["c"][0, 0], ((1, 1, 0), (0, 0, 0)))
+        return _half_square(x @ w) + _half_square(x[..., :1] @ params["c"])
+
+    params = {"w": _normal(0, D - 2, 3), "c": _normal(1, 1, 1)}
+    return fun, params, (_uneven(6, B, T, D),)
+
+
+def cut_off_on_the_way():
+    def fun(params, x):
+        w = jnp.concatenate([params["kept"], params["cut"]], axis=1)[:, :3]
+        return _half_square(x @ w)
+
+    params = {"kept": _normal(0, D, 3), "cut": _normal(1, D, 2)}
+    return fun, params, (_uneven(6, B, T, D),)
+
+
+def scaled_so_that_the_square_underflows():
+    def fun(w, x):
+        return _half_square((1e9 * x) @ (w * 1e-23) * 1e13)
+
+    return fun, _normal(0, D, 3), (_uneven(6, B, T, D),)
+
+
 def data_written_into_a_parameter():
     def fun(table, ids, y):
         added = table.at[ids[0]].add(y[0])
@@ -1384,6 +1409,9 @@ CASES = (
     gather_along_another_axis,
     one_hot_embedding,
     dynamic_slice_of_a_parameter,
+    padded_with_a_parameter,
+    cut_off_on_the_way,
+    scaled_so_that_the_square_underflows,
     data_written_into_a_parameter,
     sort_and_cumulative_sum,
     spectral_convolution,
