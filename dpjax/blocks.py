@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import primitives
 
 from dpjax import _compat, sides
@@ -275,7 +276,8 @@ class Block:
             for i, variable in enumerate(equation.outvars):
                 index = self._perturbed.get(variable, -1)
                 if index in run.perturbations:
-                    results[i] = _perturbed(results[i], run.perturbations[index])
+                    perturb = jnp.add if self._outer is not None else _perturbed
+                    results[i] = perturb(results[i], run.perturbations[index])
             known.update(zip(equation.outvars, results, strict=True))
         records.update(
             (i, known[v]) for v, i in self._records.items() if i in run.records
@@ -463,7 +465,9 @@ def _have_same_type(first: Any, second: Any) -> bool:
 def _perturbed(value: jax.Array, perturbation: jax.Array) -> jax.Array:
     """The value; its derivative by the perturbation is that of their sum.
 
-    Not their sum itself: nothing then reads the zeros in the forward pass.
+    Not their sum itself: nothing then reads the zeros in the forward pass. Not for
+    bodies: inside a scan, JAX mistakes the batch axis of a custom_jvp's tangents where
+    its value is the same for all examples.
     """
     del perturbation
     return value

@@ -1239,6 +1239,27 @@ def dynamic_slice_of_a_parameter():
     return fun, _normal(0, 8, D), (start, _uneven(6, B, D))
 
 
+def a_branch_whose_result_is_the_same_for_all_examples():
+    def fun(params, x):
+        def branches(number, h, w):
+            return jax.lax.cond(
+                number % 2 == 0, lambda h: (h @ w, w[0] * 2), lambda h: (h, w[0]), h
+            )
+
+        def step(h, entry):
+            h, row = branches(*entry[:1], h, entry[1])
+            return jnp.tanh(h), row
+
+        h, rows = jax.lax.scan(step, x, (jnp.arange(3), params["in a loop"]))
+        _, row = branches(jnp.argmax(params["alone"][0]), h, params["alone"])
+        signs = jnp.sum(x)
+        return 1e-3 * jnp.sum(h) + jnp.sum(rows**2) * signs + jnp.sum(row**2) * signs
+
+    params = {"in a loop": _normal(0, 3, D, D), "alone": _normal(1, D, D)}
+    x = _uneven(6, B // 2, T, D)
+    return fun, params, (np.concatenate([x, np.float32(-0.3) * x]),)
+
+
 def padded_with_a_parameter():
     def fun(params, x):
         w = jax.lax.pad(params["w"], params["c"][0, 0], ((1, 1, 0), (0, 0, 0)))
@@ -1409,6 +1430,7 @@ CASES = (
     gather_along_another_axis,
     one_hot_embedding,
     dynamic_slice_of_a_parameter,
+    a_branch_whose_result_is_the_same_for_all_examples,
     padded_with_a_parameter,
     cut_off_on_the_way,
     scaled_so_that_the_square_underflows,
