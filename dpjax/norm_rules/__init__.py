@@ -9,13 +9,22 @@ from collections.abc import Callable, Sequence
 
 from jax.extend.core import primitives
 
-from dpjax.norm_rules import conv, dot_general, elementwise, gather, generic, product
+from dpjax.norm_rules import (
+    conv,
+    dot_general,
+    dynamic_slice,
+    elementwise,
+    gather,
+    generic,
+    product,
+)
 from dpjax.norm_rules.product import ProductUse, to_operand
 from dpjax.taps import Tap
 
 _PRODUCT_RULES: dict[object, Callable[[Tap, int, Sequence[int]], ProductUse | None]] = {
     primitives.dot_general_p: dot_general.match,
     primitives.conv_general_dilated_p: conv.match,
+    primitives.dynamic_slice_p: dynamic_slice.match,
     primitives.gather_p: gather.match,
 }
 

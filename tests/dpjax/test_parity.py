@@ -1285,6 +1285,25 @@ def scaled_so_that_the_square_underflows():
     return fun, _normal(0, D, 3), (_uneven(6, B, T, D),)
 
 
+def lookups_of_one_row_in_a_loop():
+    def fun(params, ids, x):
+        def step(h, i):
+            row = params["rows"][i] + params["columns"][:, i]
+            return jnp.tanh(h @ params["w"] + row[None]), None
+
+        h, _ = jax.lax.scan(step, x[0, :1], ids[0])
+        return _half_square(h) + jnp.sum(jnp.sin(params["rows"][ids[0, 0]]))
+
+    params = {
+        "rows": _normal(0, V, D),
+        "columns": _normal(1, D, V),
+        "w": _normal(2, D, D),
+    }
+    ids = _ids(5, B, T)
+    ids[0, 0], ids[1, 1] = V + 3, -V - 5
+    return fun, params, (ids, _uneven(6, B, T, D))
+
+
 def data_written_into_a_parameter():
     def fun(table, ids, y):
         added = table.at[ids[0]].add(y[0])
@@ -1431,6 +1450,7 @@ CASES = (
     one_hot_embedding,
     dynamic_slice_of_a_parameter,
     a_branch_whose_result_is_the_same_for_all_examples,
+    lookups_of_one_row_in_a_loop,
     padded_with_a_parameter,
     cut_off_on_the_way,
     scaled_so_that_the_square_underflows,
