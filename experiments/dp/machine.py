@@ -21,7 +21,7 @@ def describe() -> dict[str, Any]:
         "platform": device.platform,
         "num_devices": jax.device_count(),
         "python": platform.python_version(),
-        "system": platform.platform(),
+        "system": platform.system(),
         "versions": {name: metadata.version(name) for name in _PACKAGES},
     }
 
