@@ -150,7 +150,7 @@ def test_an_unused_parameter_with_a_clip_norm_of_its_own(make, method, rescale):
         )
 
 
-@pytest.mark.parametrize("make", NOT_CALLED)
+@STRUCTURES
 def test_explain_says_which_parameters_are_unused(make):
     loss, params = make()
     explanation = explain(loss, params, _x(), has_aux=True, strict=True)
