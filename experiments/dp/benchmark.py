@@ -48,14 +48,12 @@ import jax
 import tqdm
 from ml_collections import config_flags
 
-from experiments import command_line
+from experiments import command_line, machine, run_folder
 from experiments.dp import (
     benchmark_config,
     benchmark_problems,
     benchmark_report,
-    machine,
     measuring,
-    run_folder,
 )
 from experiments.dp.benchmark_cells import CellSpec
 from experiments.dp.benchmark_config import BenchmarkConfig

@@ -10,11 +10,12 @@ from typing import Any
 import matplotlib.figure
 from matplotlib import axes, ticker
 
-from experiments.dp import benchmark_config, plots
+from experiments import plots
+from experiments.dp import benchmark_config
 from experiments.dp.benchmark_cells import CellSpec
 from experiments.dp.benchmark_methods import METHODS, NON_PRIVATE
 from experiments.dp.measuring import Result
-from experiments.dp.timing import Spread
+from experiments.timing import Spread
 
 Measured = Sequence[tuple[CellSpec, Sequence[Result]]]
 

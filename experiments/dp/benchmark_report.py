@@ -9,10 +9,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.dp import benchmark_figures, run_folder
+from experiments import run_folder
+from experiments.dp import benchmark_figures
 from experiments.dp.benchmark_cells import CellSpec
 from experiments.dp.measuring import Result
-from experiments.dp.timing import Spread
+from experiments.timing import Spread
 
 RESULTS, TABLE, PLOT = "results.csv", "table.md", "figure.png"
 

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import tqdm
 
 from dpjax import accounting
-from experiments.dp import run_folder, sampling
-from experiments.dp.checkpoints import Checkpoints, Progress
+from experiments import run_folder
+from experiments.checkpoints import Checkpoints, Progress
+from experiments.dp import sampling
 from experiments.dp.plan import Plan
 from experiments.dp.steps import ClippedSums, Data, make_evaluate
 

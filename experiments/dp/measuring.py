@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.dp import benchmark_problems, largest_batch, timing
+from experiments import timing
+from experiments.dp import benchmark_problems, largest_batch
 from experiments.dp.benchmark_cells import CellSpec
 from experiments.dp.benchmark_config import COMPILE_TIME, MEMORY, BenchmarkConfig
 from experiments.dp.benchmark_methods import (
@@ -27,8 +28,8 @@ from experiments.dp.benchmark_methods import (
     sum_and_norms_one_by_one,
 )
 from experiments.dp.steps import Data
-from experiments.dp.timing import Spread, TimedStep
 from experiments.errors import one_line
+from experiments.timing import Spread, TimedStep
 
 PyTree = Any
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from dpjax import accounting
 from dpjax.methods import Method
-from experiments import data
-from experiments.dp import optimizers, sampling, seeds
+from experiments import data, seeds
+from experiments.dp import optimizers, sampling
 from experiments.dp.steps import PrivateStep
 from experiments.dp.train_config import TrainConfig
 from experiments.errors import UsageError

@@ -1,11 +1,12 @@
-"""The picture of one training run, and how pictures are saved."""
+"""The picture of one private training run."""
 
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.figure
+
+from experiments import plots
 
 
 def accuracy_and_epsilon(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
@@ -32,14 +33,7 @@ def accuracy_and_epsilon(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> 
     right.set_ylim(bottom=0)
     lines = left.get_lines() + right.get_lines()
     left.legend(lines, [str(line.get_label()) for line in lines], loc="lower right")
-    save(figure, path)
-
-
-def save(figure: matplotlib.figure.Figure, path: pathlib.Path) -> None:
-    """Replaces the file at `path` by a PNG, whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    figure.savefig(partial, format="png", dpi=150)
-    os.replace(partial, path)
+    plots.save(figure, path)
 
 
 def _numbers(rows: Sequence[dict[str, Any]], key: str) -> list[float]:

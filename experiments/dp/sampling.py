@@ -11,7 +11,7 @@ import math
 import numpy as np
 from jax_privacy import batch_selection
 
-from experiments.dp import seeds
+from experiments import seeds
 
 
 def poisson_batch(

@@ -17,8 +17,8 @@ import numpy as np
 import optax
 from ml_collections import config_flags
 
-from experiments import command_line
-from experiments.dp import optimizers, timing, train_config
+from experiments import command_line, timing
+from experiments.dp import optimizers, train_config
 from experiments.dp.plan import Plan, make_plan
 from experiments.dp.steps import Data, TrainState
 from experiments.dp.train_config import TrainConfig

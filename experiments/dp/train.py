@@ -22,13 +22,15 @@ import sys
 from ml_collections import config_flags
 
 from dpjax import accounting
-from experiments import command_line
-from experiments.dp import plots, run_folder, seeds, train_config
-from experiments.dp.checkpoints import Checkpoints, Progress
+from experiments import command_line, run_folder, seeds
+from experiments.checkpoints import Checkpoints, Progress
+from experiments.dp import plots, train_config
 from experiments.dp.loop import Loop
 from experiments.dp.plan import Plan, make_plan
 from experiments.dp.train_config import TrainConfig
 from experiments.errors import RunError, UsageError
+
+PLOT = "accuracy.png"
 
 
 def main() -> None:
@@ -113,14 +115,14 @@ def _report(folder: pathlib.Path, plan: Plan) -> None:
         raise RunError(
             f"{folder / run_folder.METRICS} lost its rows: give another --config.out"
         )
-    plots.accuracy_and_epsilon(rows, folder / run_folder.PLOT)
+    plots.accuracy_and_epsilon(rows, folder / PLOT)
     last = rows[-1]
     epsilon = "inf" if last["epsilon"] is None else f"{last['epsilon']:.4f}"
     print(
         f"Test accuracy {last['test_accuracy']:.4f} after {last['step']} steps; "
         f"epsilon {epsilon} at delta {plan.config.delta:g}"
     )
-    print(f"Plot: {folder / run_folder.PLOT}")
+    print(f"Plot: {folder / PLOT}")
 
 
 def _slug(config: TrainConfig) -> str:

@@ -5,7 +5,7 @@ from experiments.dp import benchmark_config, benchmark_figures
 from experiments.dp.benchmark_cells import CellSpec
 from experiments.dp.benchmark_methods import METHODS
 from experiments.dp.measuring import Result
-from experiments.dp.timing import Spread
+from experiments.timing import Spread
 
 
 def result(method, ratio):

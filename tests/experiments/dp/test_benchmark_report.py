@@ -4,12 +4,13 @@ import io
 
 import pytest
 
-from experiments.dp import benchmark_report, run_folder
+from experiments import run_folder
+from experiments.dp import benchmark_report
 from experiments.dp.benchmark_cells import CellSpec
 from experiments.dp.benchmark_methods import METHODS
 from experiments.dp.benchmark_report import Cell
 from experiments.dp.measuring import Result
-from experiments.dp.timing import Spread
+from experiments.timing import Spread
 
 MACHINE = {
     "cpu": "a CPU",

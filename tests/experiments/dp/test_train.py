@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from dpjax import accounting
-from experiments.dp import loop, plan, run_folder, train
-from experiments.dp.checkpoints import Checkpoints
+from experiments import run_folder
+from experiments.checkpoints import Checkpoints
+from experiments.dp import loop, plan, train
 from experiments.dp.train_config import TrainConfig
 from experiments.errors import RunError, UsageError
 

@@ -7,7 +7,8 @@ import jax
 import pytest
 from ml_collections.config_flags import config_flags
 
-from experiments.dp import plan, run_folder, train, train_config
+from experiments import run_folder
+from experiments.dp import plan, train, train_config
 from experiments.errors import RunError, UsageError
 from experiments.models import registry
 

@@ -1,10 +1,11 @@
-"""Checkpoints of a private run: enough to continue to the same bits.
+"""Checkpoints of a training run: enough to continue to the same bits.
 
     step_120/
       state/          parameters and optimizer state, in orbax's format
       progress.json   step, seed, ledger; what the arrays are; SHA-256 of every file
 
-A checkpoint is private: it holds the seed, from which the noise can be recomputed.
+The checkpoints of a private run are themselves private: they hold the seed, from which
+the noise can be recomputed.
 """
 
 import dataclasses
@@ -21,10 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from experiments.dp.steps import TrainState
 from experiments.errors import RunError, one_line
 
-FORMAT = "dpjax.private_training.1"
+FORMAT = "dpjax.training.1"
 KEPT = 3
 _STATE, _PROGRESS = "state", "progress.json"
 
@@ -35,13 +35,13 @@ class Progress:
 
     Attributes:
       step: Updates made. It is also the sampler's position.
-      seed: The secret seed.
-      ledger: The privacy ledger, serialised.
+      seed: The seed; secret if the run is private.
+      ledger: The privacy ledger, serialised; empty if the run is not private.
     """
 
     step: int
     seed: int
-    ledger: str
+    ledger: str = ""
 
 
 class Checkpoints:
@@ -55,7 +55,7 @@ class Checkpoints:
         """The step of the newest checkpoint, None if there is none."""
         return max(self._steps(), default=None)
 
-    def save(self, progress: Progress, state: TrainState) -> None:
+    def save(self, progress: Progress, state: Any) -> None:
         """Writes a checkpoint, whole or not at all, and drops the oldest ones."""
         arrays = _without_typed_keys(state)
         final = self._folder / f"step_{progress.step}"
@@ -90,7 +90,7 @@ class Checkpoints:
         record = self._checked_record(self._newest())
         return Progress(record["step"], int(record["seed"]), record["ledger"])
 
-    def restore(self, like: TrainState) -> TrainState:
+    def restore(self, like: Any) -> Any:
         """Reads the arrays of the newest checkpoint.
 
         Args:

@@ -1,9 +1,8 @@
 """The folder of one run: never shared, never overwritten.
 
-config.json     the config and what follows from it (never the seed)
+config.json     the config and what follows from it
 metrics.jsonl   one row per logged step
-accuracy.png    the rows as a plot
-checkpoints/    private: they hold the seed
+checkpoints/    of a private run: private, they hold the seed
 """
 
 import contextlib
@@ -20,7 +19,6 @@ from experiments.errors import RunError, UsageError
 LOCK = ".lock"
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
-PLOT = "accuracy.png"
 CHECKPOINTS = "checkpoints"
 _PARTIAL = ".partial"
 
@@ -53,7 +51,7 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
     """Holds `folder` for this process; the lock ends with the process, however it ends.
 
     Raises:
-      RunError: Another process trains here.
+      RunError: Another process works here.
     """
     with (folder / LOCK).open("a") as file:
         try:

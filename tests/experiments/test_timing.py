@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from experiments.dp import timing
-from experiments.dp.timing import TimedStep
+from experiments import timing
+from experiments.timing import TimedStep
 
 
 def counting_step(rounds, steps_per_round=1, fails_at=None):

@@ -3,8 +3,8 @@ import itertools
 import jax
 import numpy as np
 
-from experiments.dp import seeds
-from experiments.dp.seeds import Stream
+from experiments import seeds
+from experiments.seeds import Stream
 
 
 def test_streams_and_seeds_are_distinct_and_repeatable():

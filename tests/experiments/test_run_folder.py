@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from experiments.dp import run_folder
+from experiments import run_folder
 from experiments.errors import RunError, UsageError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.dp.checkpoints import Checkpoints, Progress
+from experiments.checkpoints import Checkpoints, Progress
 from experiments.dp.steps import TrainState
 from experiments.errors import RunError
 
