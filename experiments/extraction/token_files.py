@@ -1,0 +1,187 @@
+"""Token ids on disk: one 1-D `.npy` of uint16 or uint32, read as a memory map."""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+import numpy as np
+import tqdm
+
+from experiments.errors import RunError, UsageError
+
+# Little-endian by name: the hash is of the bytes in the file.
+_UINT16, _UINT32 = np.dtype("<u2"), np.dtype("<u4")
+MAX_VOCABULARY_SIZE = 2**32
+_BLOCK = 1 << 22
+_SHOW_PROGRESS_FROM = 1 << 29
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What one pass over a token array finds.
+
+    Attributes:
+      sha256: Of the array's bytes, without the header of the file.
+      max_id: The largest id.
+      num_separators: How often the separator occurs; 0 if there is none.
+    """
+
+    sha256: str
+    max_id: int
+    num_separators: int
+
+
+def dtype_for(vocabulary_size: int) -> np.dtype:
+    """The smallest of the two dtypes that holds every id below `vocabulary_size`.
+
+    Raises:
+      RunError: Neither does.
+
+    Example:
+      >>> dtype_for(65_536), dtype_for(65_537)
+      (dtype('uint16'), dtype('uint32'))
+    """
+    if vocabulary_size > MAX_VOCABULARY_SIZE:
+        raise RunError(
+            f"a vocabulary of {vocabulary_size:,} entries, expected at most "
+            f"{MAX_VOCABULARY_SIZE:,}, the ids of uint32: use another tokenizer"
+        )
+    return _UINT16 if vocabulary_size <= 2**16 else _UINT32
+
+
+def open_array(path: pathlib.Path) -> np.ndarray:
+    """Maps a token file read-only, without reading it.
+
+    Returns:
+      uint16[N] or uint32[N] with N at least 1.
+
+    Raises:
+      UsageError: There is no such file.
+      RunError: It is no `.npy`, is cut short, or holds anything but a non-empty 1-D
+        array of one of the two dtypes.
+    """
+    if not path.is_file():
+        raise UsageError(
+            f"{path}: no such file, expected a .npy of token ids: give "
+            "tokens:FILE.npy, or tokens:DIR for a folder of build_corpus"
+        )
+    try:
+        with path.open("rb") as file:
+            if file.read(6) != b"\x93NUMPY":
+                raise ValueError("it does not start as one")
+        tokens_N = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise RunError(
+            f"{path} is not a whole .npy file ({error}): write it again with "
+            "numpy.save, or build it with build_corpus"
+        ) from error
+    if tokens_N.ndim != 1:
+        raise RunError(
+            f"{path} has the shape {tokens_N.shape}, expected one dimension: join the "
+            "documents into one array, with a separator id between two of them"
+        )
+    if tokens_N.dtype not in (_UINT16, _UINT32):
+        raise RunError(
+            f"{path} holds {tokens_N.dtype.str}, expected uint16 or uint32 "
+            f"({_UINT16.str} or {_UINT32.str}): once no id is negative or too large, "
+            "save it again with .astype('<u2') or .astype('<u4')"
+        )
+    if not tokens_N.size:
+        raise RunError(f"{path} holds no tokens: give a corpus that has some")
+    return tokens_N
+
+
+def blocks(tokens_N: np.ndarray) -> Iterator[np.ndarray]:
+    """The array in pieces that fit in memory; of a large one it shows the progress."""
+    with tqdm.tqdm(
+        total=len(tokens_N),
+        unit="token",
+        unit_scale=True,
+        desc="Reading the corpus",
+        disable=tokens_N.nbytes < _SHOW_PROGRESS_FROM,
+    ) as progress_bar:
+        for start in range(0, len(tokens_N), _BLOCK):
+            block = tokens_N[start : start + _BLOCK]
+            yield block
+            progress_bar.update(len(block))
+
+
+def summarize(tokens_N: np.ndarray, eos_id: int | None) -> Summary:
+    """Reads the whole array once (about a second per gigabyte).
+
+    Example:
+      >>> summary = summarize(np.array([5, 0, 3], "<u2"), eos_id=0)
+      >>> summary.max_id, summary.num_separators, summary.sha256[:4]
+      (5, 1, '4f65')
+    """
+    sha256 = hashlib.sha256()
+    max_id = num_separators = 0
+    for block in blocks(tokens_N):
+        sha256.update(np.ascontiguousarray(block).data)
+        max_id = max(max_id, int(block.max()))
+        if eos_id is not None:
+            num_separators += int(np.count_nonzero(block == eos_id))
+    return Summary(sha256.hexdigest(), max_id, num_separators)
+
+
+def check_ids(
+    tokens_N: np.ndarray, max_id: int, vocabulary_size: int, path: pathlib.Path
+) -> None:
+    """Raises `RunError` with the first id outside the vocabulary, if `max_id` is."""
+    if max_id < vocabulary_size:
+        return
+    start = 0
+    for block in blocks(tokens_N):
+        outside = np.flatnonzero(block >= vocabulary_size)
+        if outside.size:
+            raise RunError(
+                f"{path}: the token at position {start + outside[0]} is "
+                f"{block[outside[0]]}, expected an id below the vocabulary size "
+                f"{vocabulary_size}: use the tokenizer that made the file"
+            )
+        start += len(block)
+
+
+def write_array(
+    path: pathlib.Path, pieces: Iterable[np.ndarray], vocabulary_size: int
+) -> int:
+    """Writes token ids, piece by piece, as one `.npy`; returns how many there are.
+
+    Args:
+      path: The file; what is there is replaced.
+      pieces: Arrays of ids, in any integer dtype.
+      vocabulary_size: Decides between uint16 and uint32.
+
+    Raises:
+      RunError: An id is outside the vocabulary.
+    """
+    dtype = dtype_for(vocabulary_size)
+    num_tokens = 0
+    with path.open("wb") as file:
+        # NumPy leaves room in the header for a length that is known later.
+        _write_header(file, dtype, 0)
+        header_size = file.tell()
+        for piece in pieces:
+            if len(piece) and not 0 <= piece.min() <= piece.max() < vocabulary_size:
+                raise RunError(
+                    f"ids from {piece.min()} to {piece.max()}, expected 0 to "
+                    f"{vocabulary_size - 1}: the tokenizer is damaged, use another"
+                )
+            file.write(np.ascontiguousarray(piece, dtype).data)
+            num_tokens += len(piece)
+        file.seek(0)
+        _write_header(file, dtype, num_tokens)
+        if file.tell() != header_size:
+            raise RunError(f"{path}: the header outgrew its place")
+        file.flush()
+        os.fsync(file.fileno())
+    return num_tokens
+
+
+def _write_header(file: BinaryIO, dtype: np.dtype, num_tokens: int) -> None:
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": dtype.str, "fortran_order": False, "shape": (num_tokens,)}
+    )
