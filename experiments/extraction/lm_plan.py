@@ -1,0 +1,123 @@
+"""What a language model's training config means, settled before the first step."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from experiments import models, seeds
+from experiments.errors import UsageError
+from experiments.extraction import lm_batches, lm_step
+from experiments.extraction.corpus import Corpus
+from experiments.extraction.lm_config import LmConfig
+from experiments.models import registry
+from experiments.models.decoder import Decoder
+
+
+@dataclasses.dataclass(frozen=True)
+class LmPlan:
+    """A run.
+
+    Attributes:
+      config: As the user gave it.
+      corpus: The tokens.
+      model: The language model.
+      num_parameters: Scalars in it.
+    """
+
+    config: LmConfig
+    corpus: Corpus
+    model: Decoder
+    num_parameters: int
+
+    @property
+    def warmup_steps(self) -> int:
+        """As configured, or by default a tenth of the steps, at most 100."""
+        if self.config.warmup_steps is None:
+            return min(100, self.config.num_steps // 10)
+        return self.config.warmup_steps
+
+    @property
+    def crops_per_epoch(self) -> int:
+        """Sequences that visit the corpus once."""
+        return lm_batches.crops_per_epoch(
+            len(self.corpus.tokens_N), self.config.sequence_length
+        )
+
+    def epoch(self, step: int) -> float:
+        """How often `step` steps have visited the corpus."""
+        return step * self.config.batch_size / self.crops_per_epoch
+
+    def init_params(self) -> Any:
+        """The model's variables before the first step."""
+        key = seeds.key(self.config.seed, seeds.Stream.PARAMETERS)
+        return jax.jit(self.model.init)(key, _blank_input(self.config))
+
+    def learning_rates(self) -> optax.Schedule:
+        """Of each step, counted from 0."""
+        config = self.config
+        return lm_step.learning_rates(
+            config.learning_rate, self.warmup_steps, config.num_steps
+        )
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """With all settings of the config."""
+        return lm_step.adamw(
+            self.learning_rates(),
+            weight_decay=self.config.weight_decay,
+            gradient_clip_norm=self.config.gradient_clip_norm,
+        )
+
+    def derived(self) -> dict[str, Any]:
+        """What config.json says beside the config: a changed corpus changes it."""
+        corpus = self.corpus
+        return {
+            "corpus_sha256": corpus.sha256,
+            "num_tokens": len(corpus.tokens_N),
+            "eos_id": corpus.eos_id,
+            "vocabulary_size": corpus.vocabulary_size,
+            "tokenizer_fingerprint": corpus.tokenizer_fingerprint,
+            "max_positions": self.model.config.max_positions,
+            "num_parameters": self.num_parameters,
+            "warmup_steps": self.warmup_steps,
+            "crops_per_epoch": self.crops_per_epoch,
+            "epochs": self.epoch(self.config.num_steps),
+        }
+
+
+def build_model(config: LmConfig, vocabulary_size: int, eos_id: int | None) -> Decoder:
+    """The model that `config` asks for.
+
+    Raises:
+      UsageError: There is none.
+    """
+    return models.build_language_model(
+        config.model,
+        vocabulary_size,
+        config.max_positions or config.sequence_length,
+        eos_id=eos_id,
+    )
+
+
+def make_plan(config: LmConfig, corpus: Corpus) -> LmPlan:
+    """Fits the model to the corpus.
+
+    Raises:
+      UsageError: The config asks for something impossible.
+    """
+    length = config.sequence_length + 1
+    if len(corpus.tokens_N) < length:
+        raise UsageError(
+            f"config.corpus={config.corpus!r} has {len(corpus.tokens_N)} tokens, "
+            f"expected at least config.sequence_length + 1 = {length}: give a larger "
+            "--config.corpus or lower --config.sequence_length"
+        )
+    model = build_model(config, corpus.vocabulary_size, corpus.eos_id)
+    params = jax.eval_shape(model.init, jax.random.key(0), _blank_input(config))
+    return LmPlan(config, corpus, model, registry.num_parameters(params))
+
+
+def _blank_input(config: LmConfig) -> jax.Array:
+    return jnp.zeros((1, config.sequence_length), jnp.int32)

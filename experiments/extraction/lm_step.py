@@ -1,0 +1,108 @@
+"""One update of a language model: loss, gradient, optimizer."""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+PyTree = Any
+
+BETAS = (0.9, 0.95)
+FINAL_LEARNING_RATE = 0.1
+
+
+class LmState(NamedTuple):
+    """Everything an update changes.
+
+    Attributes:
+      params: The model's variables.
+      opt_state: The optimizer's state; the number of updates made lives in it.
+      loss_sum: f32[], of the losses since the last row of metrics. It is kept with the
+        rest so that a run that is continued writes the same row.
+    """
+
+    params: PyTree
+    opt_state: optax.OptState
+    loss_sum: jax.Array
+
+
+def init_state(params: PyTree, optimizer: optax.GradientTransformation) -> LmState:
+    """The state before the first step."""
+    return LmState(params, jax.jit(optimizer.init)(params), jnp.zeros(()))
+
+
+def learning_rates(peak: float, warmup_steps: int, num_steps: int) -> optax.Schedule:
+    """From (almost) nothing to `peak` along a line, then to a tenth along a cosine.
+
+    Example:
+      >>> schedule = learning_rates(1.0, warmup_steps=3, num_steps=103)
+      >>> [round(float(schedule(step)), 3) for step in (0, 1, 2, 3, 53, 102, 103)]
+      [0.25, 0.5, 0.75, 1.0, 0.55, 0.1, 0.1]
+    """
+    return optax.warmup_cosine_decay_schedule(
+        # The first step moves already.
+        init_value=peak / (warmup_steps + 1),
+        peak_value=peak,
+        warmup_steps=warmup_steps,
+        decay_steps=num_steps,
+        end_value=FINAL_LEARNING_RATE * peak,
+    )
+
+
+def adamw(
+    learning_rate: optax.Schedule, *, weight_decay: float, gradient_clip_norm: float
+) -> optax.GradientTransformation:
+    """AdamW (Loshchilov & Hutter 2019) on gradients of bounded L2 norm.
+
+    Weights decay in matrices and embedding tables alone: a bias or a norm's scale has
+    no reason to be near zero.
+    """
+    return optax.chain(
+        optax.clip_by_global_norm(gradient_clip_norm),
+        optax.adamw(
+            learning_rate,
+            *BETAS,
+            weight_decay=weight_decay,
+            mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim >= 2, params),
+        ),
+    )
+
+
+def next_token_loss(model: nn.Module, params: PyTree, tokens_BxL: jax.Array) -> Any:
+    """Mean cross-entropy in nats of each token but the first, given those before it.
+
+    Args:
+      model: Maps tokens_BxT to logits_BxTxV.
+      params: Its variables.
+      tokens_BxL: i32[B, T + 1].
+
+    Returns:
+      f32[].
+    """
+    logits_BxTxV = model.apply(params, tokens_BxL[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(
+        logits_BxTxV, tokens_BxL[:, 1:]
+    ).mean()
+
+
+def make_step(
+    model: nn.Module, optimizer: optax.GradientTransformation
+) -> jax.stages.Wrapped:
+    """Returns the jitted update `(state, tokens_BxL) -> state`; it donates `state`."""
+
+    def step(state: LmState, tokens_BxL: jax.Array) -> LmState:
+        loss, grads = jax.value_and_grad(next_token_loss, argnums=1)(
+            model, state.params, tokens_BxL
+        )
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        # A gradient that is not finite ruins the parameters whatever the loss was.
+        finite = jnp.isfinite(optax.global_norm(grads))
+        return LmState(
+            optax.apply_updates(state.params, updates),
+            opt_state,
+            state.loss_sum + jnp.where(finite, loss, jnp.nan),
+        )
+
+    return jax.jit(step, donate_argnames="state")
