@@ -1,7 +1,6 @@
 """Models by SPEC: `NAME`, or `NAME:OPTION=VALUE:OPTION=VALUE`.
 
-Options are separated by colons, and the entries of a tuple by hyphens, so that commas
-are left to separate specs on a command line, and no shell needs quotes:
+For example:
 
     mlp
     mlp:hidden_sizes=1024-1024-1024:activation=relu
@@ -9,16 +8,11 @@ are left to separate specs on a command line, and no shell needs quotes:
     resnet18:width=16:stem=small
     transformer:layers=6:scan=true:remat=true
 
-A model's options are the keyword arguments of its builder: their names, types and
-defaults are read from its signature.
+See `experiments.models.model_spec`.
 """
 
 import dataclasses
-import difflib
-import inspect
-import types
-import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -26,7 +20,14 @@ import jax
 import jax.numpy as jnp
 
 from experiments.errors import UsageError
-from experiments.models import classifiers, recurrent, resnet, transformer, vgg
+from experiments.models import (
+    classifiers,
+    model_spec,
+    recurrent,
+    resnet,
+    transformer,
+    vgg,
+)
 
 InputKind = Literal["image", "tokens"]
 
@@ -66,7 +67,6 @@ _INPUTS = {
     "image": ("(H, W, C)", 3, jnp.float32),
     "tokens": ("(T,)", 1, jnp.int32),
 }
-_BOOLEANS = {"true": True, "false": False}
 
 
 def build(spec: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -88,8 +88,8 @@ def build(spec: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Modul
       >>> build("mlp:hidden_sizes=64-32", (8, 8, 1), num_classes=10).hidden_sizes
       (64, 32)
     """
-    entry = _entry(spec)
-    options = _options(spec, entry)
+    name, options = model_spec.parse(spec, {n: e.build for n, e in MODELS.items()})
+    entry = MODELS[name]
     form, num_dims, dtype = _INPUTS[entry.kind]
     if len(input_shape) != num_dims:
         others = ", ".join(n for n, e in MODELS.items() if e.kind != entry.kind)
@@ -120,82 +120,9 @@ def input_kind(spec: str) -> InputKind:
       >>> input_kind("cnn:channels=8-16")
       'image'
     """
-    return _entry(spec).kind
+    return MODELS[model_spec.name_of(spec, MODELS)].kind
 
 
 def num_parameters(params: Any) -> int:
     """Number of scalars in a tree of parameters (or of their shapes)."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-def _entry(spec: str) -> Entry:
-    name = spec.partition(":")[0]
-    if name not in MODELS:
-        raise UsageError(
-            f"model={spec!r} is unknown{_did_you_mean(name, MODELS)}: expected one of "
-            f"{', '.join(MODELS)}"
-        )
-    return MODELS[name]
-
-
-def _options(spec: str, entry: Entry) -> dict[str, Any]:
-    """The options of `spec`, converted to the types of the builder's arguments."""
-    types_by_name = _option_types(entry)
-    options: dict[str, Any] = {}
-    for part in spec.split(":")[1:]:
-        name, equals, text = part.partition("=")
-        if not equals or name not in types_by_name:
-            raise UsageError(
-                f"model={spec!r} has the option {part!r}, expected OPTION=VALUE with "
-                f"one of {', '.join(types_by_name) or 'none: this model has none'}"
-                f"{_did_you_mean(name, types_by_name)}: change --config.model"
-            )
-        if name in options:
-            raise UsageError(f"model={spec!r} sets {name!r} twice: remove one of them")
-        options[name] = _converted(spec, name, text, types_by_name[name])
-    return options
-
-
-def _option_types(entry: Entry) -> dict[str, Any]:
-    hints = typing.get_type_hints(entry.build)
-    return {
-        name: hints[name]
-        for name, parameter in inspect.signature(entry.build).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
-
-
-def _converted(spec: str, name: str, text: str, expected: Any) -> Any:
-    """`text` as the type `expected`: integers >= 1, a choice, or true or false."""
-    if isinstance(expected, types.UnionType):
-        expected = next(t for t in typing.get_args(expected) if t is not type(None))
-    if typing.get_origin(expected) is Literal:
-        choices = typing.get_args(expected)
-        if text in choices:
-            return text
-        form = f"one of {', '.join(choices)}"
-    elif expected is bool:
-        if text in _BOOLEANS:
-            return _BOOLEANS[text]
-        form = f"one of {', '.join(_BOOLEANS)}"
-    elif expected is int:
-        if _is_positive(text):
-            return int(text)
-        form = "an integer >= 1"
-    else:
-        entries = text.split("-")
-        if all(_is_positive(entry) for entry in entries):
-            return tuple(int(entry) for entry in entries)
-        form = "integers >= 1 with hyphens between, such as 64-32"
-    raise UsageError(
-        f"model={spec!r} has {name}={text!r}, expected {form}: change --config.model"
-    )
-
-
-def _is_positive(text: str) -> bool:
-    return text.isascii() and text.isdigit() and int(text) >= 1
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,147 @@
+"""Causal self-attention, over a sequence or over a cache that grows.
+
+What may be attended to follows from positions alone, never from token ids: an id that
+some tokenizer uses for padding is an ordinary token here.
+"""
+
+import math
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from experiments.models.decoder_config import DecoderConfig
+from experiments.models.rotary import Rotation, rotate
+
+
+class KeysValues(NamedTuple):
+    """Keys and values of one layer, f32[B, H, L, K] each.
+
+    In this order of axes both products of attention are plain batched ones: no copy of
+    the cache is made in a step.
+    """
+
+    keys_BxHxLxK: jax.Array
+    values_BxHxLxK: jax.Array
+
+
+def causal_mask(
+    query_positions_S: jax.Array, key_positions_L: jax.Array, window: int | None
+) -> jax.Array:
+    """Which keys each query sees, bool[S, L]: the last `window` ones, its own included.
+
+    Example:
+      >>> positions = jnp.arange(4)
+      >>> causal_mask(positions, positions, window=2).astype(int).tolist()
+      [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    """
+    distance_SxL = query_positions_S[:, None] - key_positions_L[None]
+    if window is None:
+        return distance_SxL >= 0
+    return (distance_SxL >= 0) & (distance_SxL < window)
+
+
+def attend(
+    queries_BxHxSxK: jax.Array, cached: KeysValues, mask_SxL: jax.Array, scale: float
+) -> jax.Array:
+    """softmax(scale q k^T) v over the unmasked keys, f32[B, H, S, K]."""
+    scores_BxHxSxL = jnp.einsum(
+        "bhsk,bhlk->bhsl", queries_BxHxSxK * scale, cached.keys_BxHxLxK
+    )
+    scores_BxHxSxL = jnp.where(
+        mask_SxL[None, None], scores_BxHxSxL, jnp.finfo(scores_BxHxSxL.dtype).min
+    )
+    weights_BxHxSxL = nn.softmax(scores_BxHxSxL)
+    return jnp.einsum("bhsl,bhlk->bhsk", weights_BxHxSxL, cached.values_BxHxLxK)
+
+
+class Attention(nn.Module):
+    """Self-attention of one layer.
+
+    Attributes:
+      config: The model's architecture.
+      layer: Which layer this is, from 0.
+    """
+
+    config: DecoderConfig
+    layer: int
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BxSxD: jax.Array,
+        positions_S: jax.Array,
+        rotation: Rotation | None,
+        cached: KeysValues | None,
+    ) -> tuple[jax.Array, KeysValues | None]:
+        """Attends from `x_BxSxD` to itself, or to the cache with itself added.
+
+        Args:
+          x_BxSxD: Normalised residual stream.
+          positions_S: i32[S], consecutive.
+          rotation: At these positions; None without rotary positions.
+          cached: Keys and values before them; None: there are none, and none are kept.
+
+        Returns:
+          f32[B, S, D], and the cache with these keys and values at `positions_S`.
+        """
+        config = self.config
+        batch_size, length, width = x_BxSxD.shape
+        qkv_BxSxP = nn.Dense(
+            3 * width,
+            use_bias=config.qkv_bias,
+            kernel_init=kernel_init(config),
+            name="qkv",
+        )(x_BxSxD)
+        qkv = qkv_BxSxP.reshape(
+            batch_size, length, 3, config.num_heads, config.head_dim
+        )
+        q_BxSxHxK, k_BxSxHxK, v_BxSxHxK = (qkv[:, :, i] for i in range(3))
+        if rotation is not None:
+            q_BxSxHxK = rotate(q_BxSxHxK, rotation, config.rotary)
+            k_BxSxHxK = rotate(k_BxSxHxK, rotation, config.rotary)
+        q_BxHxSxK, k_BxHxSxK, v_BxHxSxK = (
+            jnp.swapaxes(x, 1, 2) for x in (q_BxSxHxK, k_BxSxHxK, v_BxSxHxK)
+        )
+        added = KeysValues(k_BxHxSxK, v_BxHxSxK)
+        if cached is None:
+            seen, key_positions_L = added, positions_S
+        else:
+            start = positions_S[0]
+            cached = seen = KeysValues(
+                *(
+                    jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2)
+                    for old, new in zip(cached, added, strict=True)
+                )
+            )
+            key_positions_L = jnp.arange(seen.keys_BxHxLxK.shape[2])
+        mask_SxL = causal_mask(positions_S, key_positions_L, config.windows[self.layer])
+        mixed_BxHxSxK = attend(q_BxHxSxK, seen, mask_SxL, self._scale())
+        mixed_BxSxD = jnp.swapaxes(mixed_BxHxSxK, 1, 2).reshape(x_BxSxD.shape)
+        output_BxSxD = nn.Dense(
+            width,
+            use_bias=config.attention_output_bias,
+            kernel_init=residual_kernel_init(config),
+            name="output",
+        )(mixed_BxSxD)
+        return output_BxSxD, cached
+
+    def _scale(self) -> float:
+        scale = (
+            1 / math.sqrt(self.config.head_dim) if self.config.scale_attention else 1
+        )
+        return (
+            scale / (self.layer + 1) if self.config.scale_attention_by_layer else scale
+        )
+
+
+def kernel_init(config: DecoderConfig) -> nn.initializers.Initializer:
+    """Normal with deviation 0.02 (Radford et al. 2018)."""
+    del config
+    return nn.initializers.normal(0.02)
+
+
+def residual_kernel_init(config: DecoderConfig) -> nn.initializers.Initializer:
+    """The same over sqrt(2 num_layers), the number of sums (Radford et al. 2019)."""
+    return nn.initializers.normal(0.02 / math.sqrt(2 * config.num_layers))

@@ -1,0 +1,255 @@
+"""Language models by name, and from and to Hugging Face folders.
+
+A folder holds config.json, model.safetensors (or shards and their index) and, for
+models trained here, tokenizer.json: what `transformers` reads and writes. Neither it
+nor torch is needed.
+"""
+
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.errors import RunError, UsageError
+from experiments.models import (
+    checkpoint_names,
+    decoder_config,
+    huggingface_config,
+    model_spec,
+    safetensors_folder,
+)
+from experiments.models.decoder import Decoder
+
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+# In a folder of experiments.extraction.train_lm.
+TRAINED = "model"
+
+_BUILDERS = {
+    "gpt2": decoder_config.gpt2,
+    "gpt_neo": decoder_config.gpt_neo,
+    "gpt_j": decoder_config.gpt_j,
+    "gpt_neox": decoder_config.gpt_neox,
+}
+
+Params = dict[str, Any]
+
+
+def build_language_model(
+    spec: str, vocabulary_size: int, max_positions: int, *, eos_id: int | None = None
+) -> Decoder:
+    """The untrained model that `spec` describes.
+
+    Args:
+      spec: `NAME:OPTION=VALUE:...`; NAME is gpt2, gpt_neo, gpt_j or gpt_neox, options
+        are those of the function of that name in `experiments.models.decoder_config`.
+      vocabulary_size: Number of token ids.
+      max_positions: Longest sequence.
+      eos_id: The token between documents, if there is one; it also starts a text.
+
+    Raises:
+      UsageError: No such model or option, or sizes that do not fit each other.
+
+    Example:
+      >>> model = build_language_model("gpt2:layers=2:width=8:heads=2", 10, 6)
+      >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 6), int))
+      >>> sum(leaf.size for leaf in jax.tree.leaves(shapes))
+      1888
+    """
+    name, options = model_spec.parse(spec, _BUILDERS)
+    try:
+        config = _BUILDERS[name](vocabulary_size, max_positions, **options)
+    except (ValueError, ZeroDivisionError) as error:
+        raise UsageError(f"model={spec!r}: {error}; change its options") from error
+    return Decoder(dataclasses.replace(config, bos_id=eos_id, eos_id=eos_id))
+
+
+def model_folder(folder: str | os.PathLike[str]) -> pathlib.Path:
+    """`folder`, or the model's folder in it if it is a run of `train_lm`.
+
+    Raises:
+      UsageError: There is no such folder, or it holds no model.
+    """
+    path = pathlib.Path(folder).expanduser()
+    if not path.is_dir():
+        raise UsageError(f"model folder {str(path)!r} does not exist: correct the path")
+    if (path / TRAINED / CONFIG).is_file():
+        return path / TRAINED
+    if not (path / CONFIG).is_file():
+        raise UsageError(
+            f"model folder {str(path)!r} has no {CONFIG}: give a Hugging Face folder, "
+            "or a finished run of train_lm"
+        )
+    return path
+
+
+def load(folder: str | os.PathLike[str]) -> tuple[Decoder, Params]:
+    """Reads a model and its weights, as float32.
+
+    Args:
+      folder: A Hugging Face folder, or a run folder of `train_lm`.
+
+    Returns:
+      The model and what its `init` would return: `model.apply(params, tokens_BxT)` are
+      logits_BxTxV.
+
+    Raises:
+      UsageError: No model there, an unknown family, or a config with something that
+        changes logits and is not built here.
+      RunError: A broken file, or tensors that are not those of the config.
+    """
+    path = model_folder(folder)
+    config = huggingface_config.parse(_read_json(path / CONFIG), str(path / CONFIG))
+    located = _canonical(safetensors_folder.locate(path), config, path)
+    _check_tied_head(located, config)
+    slots = checkpoint_names.slots(config)
+    _check_names(located, [slot.tensor for slot in slots], config, path)
+    model = Decoder(config)
+    return model, {"params": _read_params(model, slots, located)}
+
+
+def save(
+    folder: str | os.PathLike[str],
+    model: Decoder,
+    params: Params,
+    tokenizer_json: str | os.PathLike[str] | None = None,
+) -> None:
+    """Writes a folder that `load` and transformers open, whole or not at all.
+
+    Args:
+      folder: Does not exist yet, or is empty.
+      model: What `load` or `build_language_model` returned.
+      params: Its variables; written as float32.
+      tokenizer_json: A file to copy into the folder.
+
+    Raises:
+      UsageError: There is something in `folder`.
+    """
+    path = pathlib.Path(folder).expanduser()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(f"{str(path)!r} exists: give another folder for the model")
+    config = model.config
+    flat = flax.traverse_util.flatten_dict(params["params"])
+    tensors = {}
+    for slot in checkpoint_names.slots(config):
+        parameter = np.asarray(flat[slot.path], np.float32)
+        shape = checkpoint_names.tensor_shape(parameter, slot, config)
+        view = checkpoint_names.view(parameter, slot, config)
+        tensors[slot.tensor] = view.reshape(shape)
+    partial = path.with_name(f"{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    text = json.dumps(huggingface_config.to_json(config), indent=2)
+    (partial / CONFIG).write_text(f"{text}\n")
+    safetensors_folder.write(partial / safetensors_folder.WEIGHTS, tensors)
+    if tokenizer_json is not None:
+        shutil.copyfile(tokenizer_json, partial / TOKENIZER)
+    os.replace(partial, path)
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except ValueError as error:
+        raise RunError(f"{path} is not JSON ({error}): copy it again") from error
+    if not isinstance(values, dict):
+        raise RunError(f"{path} is not a JSON object: copy it again")
+    return values
+
+
+def _canonical(
+    located: dict[str, pathlib.Path],
+    config: decoder_config.DecoderConfig,
+    folder: pathlib.Path,
+) -> dict[str, tuple[pathlib.Path, str]]:
+    """File and own name of every tensor that is not a buffer, by its canonical name."""
+    found: dict[str, tuple[pathlib.Path, str]] = {}
+    for name, path in located.items():
+        canonical = checkpoint_names.canonical(name, config)
+        if checkpoint_names.is_buffer(canonical):
+            continue
+        if canonical in found:
+            raise RunError(
+                f"{folder} holds {canonical!r} twice, as {found[canonical][1]!r} and "
+                f"as {name!r}: remove one"
+            )
+        found[canonical] = (path, name)
+    return found
+
+
+def _check_tied_head(
+    located: dict[str, tuple[pathlib.Path, str]], config: decoder_config.DecoderConfig
+) -> None:
+    """Takes out the head of a tied model, once it is known to equal the embedding."""
+    names = checkpoint_names.tied_head_tensor(config)
+    if names is None or not all(name in located for name in names):
+        return
+    head, table = (safetensors_folder.read(*located[name]) for name in names)
+    if not np.array_equal(head, table):
+        raise RunError(
+            f"{located[names[0]][0]} holds {names[0]!r}, which differs from "
+            f"{names[1]!r} although {CONFIG} ties them: set tie_word_embeddings to "
+            "false there if the head is meant"
+        )
+    del located[names[0]]
+
+
+def _check_names(
+    located: dict[str, Any],
+    expected: list[str],
+    config: decoder_config.DecoderConfig,
+    folder: pathlib.Path,
+) -> None:
+    missing = [name for name in expected if name not in located]
+    extra = sorted(located.keys() - set(expected))
+    for what, names in (("lacks", missing), ("has the unexpected", extra)):
+        if names:
+            others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise RunError(
+                f"{folder} {what} tensor {names[0]!r}{others}, so it is not the "
+                f"{config.family} of {config.num_layers} layers that its {CONFIG} "
+                "describes: copy the folder again, or correct its config"
+            )
+
+
+def _read_params(
+    model: Decoder,
+    slots: list[checkpoint_names.Slot],
+    located: dict[str, tuple[pathlib.Path, str]],
+) -> Params:
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    by_path = collections.defaultdict(list)
+    for slot in slots:
+        by_path[slot.path].append(slot)
+    params = {}
+    for path, shape in flax.traverse_util.flatten_dict(shapes["params"]).items():
+        parameter = np.empty(shape.shape, np.float32)
+        for slot in by_path[path]:
+            _fill(parameter, slot, *located[slot.tensor], model.config)
+        params[path] = jnp.asarray(parameter)
+    return flax.traverse_util.unflatten_dict(params)
+
+
+def _fill(
+    parameter: np.ndarray,
+    slot: checkpoint_names.Slot,
+    path: pathlib.Path,
+    name: str,
+    config: decoder_config.DecoderConfig,
+) -> None:
+    tensor = safetensors_folder.read(path, name)
+    expected = checkpoint_names.tensor_shape(parameter, slot, config)
+    if tensor.shape != expected:
+        raise RunError(
+            f"{path} holds {name!r} of shape {tensor.shape}, expected {expected} from "
+            f"its {CONFIG}: copy the folder again, or correct its config"
+        )
+    view = checkpoint_names.view(parameter, slot, config)
+    view[...] = tensor.reshape(view.shape)
