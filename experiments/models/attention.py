@@ -74,17 +74,18 @@ class Attention(nn.Module):
         positions_S: jax.Array,
         rotation: Rotation | None,
         cached: KeysValues | None,
-    ) -> tuple[jax.Array, KeysValues | None]:
+    ) -> tuple[jax.Array, KeysValues]:
         """Attends from `x_BxSxD` to itself, or to the cache with itself added.
 
         Args:
           x_BxSxD: Normalised residual stream.
           positions_S: i32[S], consecutive.
           rotation: At these positions; None without rotary positions.
-          cached: Keys and values before them; None: there are none, and none are kept.
+          cached: Keys and values before them; None: there are none.
 
         Returns:
-          f32[B, S, D], and the cache with these keys and values at `positions_S`.
+          f32[B, S, D], and the cache with these keys and values at `positions_S`, or
+          these alone.
         """
         config = self.config
         batch_size, length, width = x_BxSxD.shape
@@ -104,17 +105,9 @@ class Attention(nn.Module):
         q_BxHxSxK, k_BxHxSxK, v_BxHxSxK = (
             jnp.swapaxes(x, 1, 2) for x in (q_BxSxHxK, k_BxSxHxK, v_BxSxHxK)
         )
-        added = KeysValues(k_BxHxSxK, v_BxHxSxK)
-        if cached is None:
-            seen, key_positions_L = added, positions_S
-        else:
-            start = positions_S[0]
-            cached = seen = KeysValues(
-                *(
-                    jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2)
-                    for old, new in zip(cached, added, strict=True)
-                )
-            )
+        seen, key_positions_L = KeysValues(k_BxHxSxK, v_BxHxSxK), positions_S
+        if cached is not None:
+            seen = _updated(cached, seen, positions_S[0])
             key_positions_L = jnp.arange(seen.keys_BxHxLxK.shape[2])
         mask_SxL = causal_mask(positions_S, key_positions_L, config.windows[self.layer])
         mixed_BxHxSxK = attend(q_BxHxSxK, seen, mask_SxL, self._scale())
@@ -125,7 +118,7 @@ class Attention(nn.Module):
             kernel_init=residual_kernel_init(config),
             name="output",
         )(mixed_BxSxD)
-        return output_BxSxD, cached
+        return output_BxSxD, seen
 
     def _scale(self) -> float:
         scale = (
@@ -134,6 +127,15 @@ class Attention(nn.Module):
         return (
             scale / (self.layer + 1) if self.config.scale_attention_by_layer else scale
         )
+
+
+def _updated(cached: KeysValues, added: KeysValues, start: jax.Array) -> KeysValues:
+    return KeysValues(
+        *(
+            jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2)
+            for old, new in zip(cached, added, strict=True)
+        )
+    )
 
 
 def kernel_init(config: DecoderConfig) -> nn.initializers.Initializer:

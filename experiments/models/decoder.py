@@ -185,7 +185,7 @@ class Layer(nn.Module):
         positions_S: jax.Array,
         rotation: Rotation | None,
         cached: KeysValues | None,
-    ) -> tuple[jax.Array, KeysValues | None]:
+    ) -> tuple[jax.Array, KeysValues]:
         """Takes what `Attention` takes; returns f32[B, S, D] and the cache."""
         normed_BxSxD = self.attention_norm(x_BxSxD)
         attended_BxSxD, cached = self.attention(

@@ -29,8 +29,8 @@ def rotation(positions_S: jax.Array, rotary_dim: int, base: float) -> Rotation:
 
     Example:
       >>> cos_SxP, sin_SxP = rotation(jnp.array([0, 1]), rotary_dim=4, base=100.0)
-      >>> cos_SxP.round(4).tolist()
-      [[1.0, 1.0], [0.5403000116348267, 0.9950000047683716]]
+      >>> [[f"{x:.4f}" for x in row] for row in cos_SxP.tolist()]
+      [['1.0000', '1.0000'], ['0.5403', '0.9950']]
     """
     # All in float32, as the reference has it: at position 2,048 the last bit of a
     # frequency is worth 1e-4 radians.
