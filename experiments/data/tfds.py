@@ -23,24 +23,7 @@ def load(name: str, sequence_length: int) -> Dataset:
         be prepared here, or it holds something other than labelled images or texts.
     """
     source = f"dataset='tfds:{name}'"
-    try:
-        import tensorflow_datasets
-    except ImportError as error:
-        raise RunError(
-            f"{source} needs packages that are not installed ({error.name}): pip "
-            "install -e '.[tfds]' reads data that is already prepared as array_record; "
-            "preparing it the first time also needs TensorFlow (pip install tensorflow)"
-        ) from error
-    try:
-        train, test = tensorflow_datasets.data_source(name, split=["train", "test"])
-    except Exception as error:
-        # Unknown names, missing TensorFlow and failed downloads all surface here, with
-        # exception classes that differ between releases.
-        raise RunError(
-            f"{source} cannot be opened ({type(error).__name__}: {error}); prepare it "
-            'once as array_record with TensorFlow installed: python -c "import '
-            f"tensorflow_datasets as tfds; tfds.data_source('{name}')\""
-        ) from error
+    train, test = open_splits(name, ["train", "test"], source)
     features = train.dataset_info.features
     if {"image", "label"} <= set(features):
         arrays = (*_images(train, source), *_images(test, source))
@@ -56,6 +39,38 @@ def load(name: str, sequence_length: int) -> Dataset:
         )
     num_classes = features["label"].num_classes
     return check(Dataset(*arrays, num_classes, vocabulary_size), source)
+
+
+def open_splits(name: str, splits: Sequence[str], source: str) -> Sequence[Any]:
+    """Opens splits of the data set `name` for random access.
+
+    Args:
+      name: Of the data set.
+      splits: Which.
+      source: What the user asked for, for errors.
+
+    Raises:
+      RunError: The optional packages are missing, or the data is not prepared and
+        cannot be prepared here.
+    """
+    try:
+        import tensorflow_datasets
+    except ImportError as error:
+        raise RunError(
+            f"{source} needs packages that are not installed ({error.name}): pip "
+            "install -e '.[tfds]' reads data that is already prepared as array_record; "
+            "preparing it the first time also needs TensorFlow (pip install tensorflow)"
+        ) from error
+    try:
+        return tensorflow_datasets.data_source(name, split=splits)
+    except Exception as error:
+        # Unknown names, missing TensorFlow and failed downloads all surface here, with
+        # exception classes that differ between releases.
+        raise RunError(
+            f"{source} cannot be opened ({type(error).__name__}: {error}); prepare it "
+            'once as array_record with TensorFlow installed: python -c "import '
+            f"tensorflow_datasets as tfds; tfds.data_source('{name}')\""
+        ) from error
 
 
 def _images(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 import os
 import pathlib
 from collections.abc import Iterable, Iterator
@@ -143,6 +144,75 @@ def check_ids(
                 f"{vocabulary_size}: use the tokenizer that made the file"
             )
         start += len(block)
+
+
+def split(tokens_N: np.ndarray, eos_id: int | None) -> Iterator[np.ndarray]:
+    """The documents between the separators, as views; some may be empty.
+
+    Example:
+      >>> [document.tolist() for document in split(np.array([5, 0, 0, 3]), eos_id=0)]
+      [[5], [], [3]]
+    """
+    start = 0
+    for end in separators(tokens_N, eos_id):
+        yield tokens_N[start:end]
+        start = end + 1
+    yield tokens_N[start:]
+
+
+def separators(tokens_N: np.ndarray, eos_id: int | None) -> np.ndarray:
+    """The positions of the separator, i64[S]; none if there is no separator.
+
+    Example:
+      >>> separators(np.array([5, 0, 0, 3]), eos_id=0).tolist()
+      [1, 2]
+    """
+    if eos_id is None:
+        return np.zeros(0, np.int64)
+    found, start = [], 0
+    for block in blocks(tokens_N):
+        found.append(np.flatnonzero(block == eos_id) + start)
+        start += len(block)
+    return np.concatenate(found)
+
+
+def join(
+    documents: Iterable[np.ndarray], eos_id: int | None, max_tokens: int | None = None
+) -> Iterator[np.ndarray]:
+    """Documents with one separator between two: none at the start, none at the end.
+
+    Empty documents are left out. Of the documents that exceed `max_tokens`, separators
+    counted, the first is cut and the rest is not read.
+
+    Args:
+      documents: Arrays of ids.
+      eos_id: The separator; None will do for one document.
+      max_tokens: At least 1, or None for all.
+
+    Example:
+      >>> documents = [np.array(ids, int) for ids in ([5, 6], [], [7], [8, 9])]
+      >>> np.concatenate(list(join(documents, eos_id=0))).tolist()
+      [5, 6, 0, 7, 0, 8, 9]
+      >>> np.concatenate(list(join(documents, eos_id=0, max_tokens=5))).tolist()
+      [5, 6, 0, 7]
+    """
+    separator = None if eos_id is None else np.array([eos_id], np.uint32)
+    left = math.inf if max_tokens is None else max_tokens
+    between: list[np.ndarray] = []
+    for document in documents:
+        if not len(document):
+            continue
+        # A separator with nothing behind it would end the corpus.
+        if left <= len(between):
+            return
+        yield from between
+        left -= len(between)
+        kept = document[: int(min(left, len(document)))]
+        yield kept
+        left -= len(kept)
+        if separator is None:
+            return
+        between = [separator]
 
 
 def write_array(
