@@ -177,7 +177,7 @@ def separators(tokens_N: np.ndarray, eos_id: int | None) -> np.ndarray:
 
 
 def join(
-    documents: Iterable[np.ndarray], eos_id: int | None, max_tokens: int | None = None
+    documents: Iterable[np.ndarray], eos_id: int, max_tokens: int | None = None
 ) -> Iterator[np.ndarray]:
     """Documents with one separator between two: none at the start, none at the end.
 
@@ -186,7 +186,7 @@ def join(
 
     Args:
       documents: Arrays of ids.
-      eos_id: The separator; None will do for one document.
+      eos_id: The separator.
       max_tokens: At least 1, or None for all.
 
     Example:
@@ -196,23 +196,20 @@ def join(
       >>> np.concatenate(list(join(documents, eos_id=0, max_tokens=5))).tolist()
       [5, 6, 0, 7]
     """
-    separator = None if eos_id is None else np.array([eos_id], np.uint32)
     left = math.inf if max_tokens is None else max_tokens
-    between: list[np.ndarray] = []
+    between = np.zeros(0, np.uint32)
     for document in documents:
         if not len(document):
             continue
         # A separator with nothing behind it would end the corpus.
         if left <= len(between):
             return
-        yield from between
+        yield between
         left -= len(between)
         kept = document[: int(min(left, len(document)))]
         yield kept
         left -= len(kept)
-        if separator is None:
-            return
-        between = [separator]
+        between = np.array([eos_id], np.uint32)
 
 
 def write_array(
