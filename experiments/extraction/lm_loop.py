@@ -102,13 +102,12 @@ class LmLoop:
         """Waits for the steps taken; a state that is lost must not be saved."""
         if math.isfinite(float(self._state.loss_sum)):
             return
-        config = self._plan.config
         raise RunError(
             f"the loss or its gradient is no finite number any more at step "
-            f"{self.num_steps}: lower config.learning_rate={config.learning_rate:g} or "
-            f"raise config.warmup_steps={self._plan.warmup_steps}, in another "
-            f"--config.out (the state of step {self._checkpoints.latest_step()} is kept "
-            f"in {self._folder})"
+            f"{self.num_steps}: lower config.learning_rate="
+            f"{self._plan.config.learning_rate:g} or raise config.warmup_steps="
+            f"{self._plan.warmup_steps}, in another --config.out (the state of step "
+            f"{self._checkpoints.latest_step()} is kept in {self._folder})"
         )
 
     def _row(self, steps_per_second: float) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def make_step(
         )
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         # A gradient that is not finite ruins the parameters whatever the loss was.
-        finite = jnp.isfinite(optax.global_norm(grads))
+        finite = jnp.isfinite(optax.tree.norm(grads))
         return LmState(
             optax.apply_updates(state.params, updates),
             opt_state,

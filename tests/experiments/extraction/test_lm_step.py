@@ -1,0 +1,97 @@
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from experiments.extraction import lm_step
+
+VOCABULARY_SIZE = 7
+
+
+class Bigram(nn.Module):
+    """The logits of the next token are a row of a table, times a function of a gain."""
+
+    gain: object = staticmethod(lambda gain: gain)
+
+    @nn.compact
+    def __call__(self, tokens_BxT):
+        table = nn.Embed(VOCABULARY_SIZE, VOCABULARY_SIZE, name="table")
+        gain = self.param("gain", nn.initializers.ones, (1,))
+        return table(tokens_BxT) * self.gain(gain)[None, None]
+
+
+@pytest.fixture
+def tokens_BxL():
+    return jax.random.randint(jax.random.key(3), (2, 6), 0, VOCABULARY_SIZE)
+
+
+def adamw(weight_decay=0.0, gradient_clip_norm=1.0, learning_rate=0.1):
+    return lm_step.adamw(
+        lambda count: learning_rate,
+        weight_decay=weight_decay,
+        gradient_clip_norm=gradient_clip_norm,
+    )
+
+
+def test_loss_is_the_mean_over_all_predicted_tokens(tokens_BxL):
+    model = Bigram()
+    params = model.init(jax.random.key(0), tokens_BxL)
+    loss = lm_step.next_token_loss(model, params, tokens_BxL)
+    assert loss.dtype == jnp.float32
+    table_VxV = np.asarray(params["params"]["table"]["embedding"], np.float64)
+    logprobs_VxV = table_VxV - np.log(np.exp(table_VxV).sum(-1, keepdims=True))
+    before, after = np.asarray(tokens_BxL[:, :-1]), np.asarray(tokens_BxL[:, 1:])
+    np.testing.assert_allclose(loss, -logprobs_VxV[before, after].mean(), rtol=1e-6)
+
+
+def test_weights_decay_in_matrices_alone():
+    params = {"kernel": jnp.full((2, 2), 3.0), "bias": jnp.full(2, 3.0)}
+    optimizer = adamw(weight_decay=0.5)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = optimizer.update(zeros, optimizer.init(params), params)
+    np.testing.assert_allclose(updates["kernel"], -0.1 * 0.5 * 3.0, rtol=1e-6)
+    np.testing.assert_array_equal(updates["bias"], 0.0)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(50.0, 2.0), (0.5, 0.5)])
+def test_long_gradients_are_cut(length, expected):
+    params = {"a": jnp.zeros(1), "b": jnp.zeros((1, 1))}
+    grads = {"a": jnp.full(1, 0.6 * length), "b": jnp.full((1, 1), -0.8 * length)}
+    optimizer = adamw(gradient_clip_norm=2.0)
+    _, state = optimizer.update(grads, optimizer.init(params), params)
+    mean = optax.tree.get(state, "mu")
+    assert optax.tree.norm(mean) == pytest.approx(0.1 * expected, rel=1e-6)
+    second = optax.tree.get(state, "nu")
+    expected_second = 0.05 * (0.6 * expected) ** 2
+    assert float(second["a"][0]) == pytest.approx(expected_second, rel=1e-5)
+
+
+def test_rates_without_warmup_start_at_the_peak():
+    schedule = lm_step.learning_rates(0.5, warmup_steps=0, num_steps=10)
+    assert float(schedule(0)) == 0.5
+    assert float(schedule(10)) == pytest.approx(0.05)
+
+
+def test_steps_add_their_losses_and_lower_them(tokens_BxL):
+    model, optimizer = Bigram(), adamw()
+    params = model.init(jax.random.key(0), tokens_BxL)
+    first = float(lm_step.next_token_loss(model, params, tokens_BxL))
+    step = lm_step.make_step(model, optimizer)
+    state = lm_step.init_state(params, optimizer)
+    state = step(state, tokens_BxL)
+    second = float(lm_step.next_token_loss(model, state.params, tokens_BxL))
+    state = step(state, tokens_BxL)
+    assert second < first
+    assert float(state.loss_sum) == pytest.approx(first + second, rel=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_shows_in_the_loss(tokens_BxL):
+    # The root of zero has no finite slope, and the loss is finite.
+    model = Bigram(gain=lambda gain: jnp.sqrt(gain - gain))
+    optimizer = adamw()
+    params = model.init(jax.random.key(0), tokens_BxL)
+    assert np.isfinite(lm_step.next_token_loss(model, params, tokens_BxL))
+    state = lm_step.init_state(params, optimizer)
+    assert np.isnan(lm_step.make_step(model, optimizer)(state, tokens_BxL).loss_sum)
