@@ -87,6 +87,11 @@ def find(tokenizer: str) -> pathlib.Path:
     Raises:
       UsageError: There is none.
     """
+    if trained_size(tokenizer):
+        raise UsageError(
+            f"tokenizer={tokenizer!r} is for texts, and the corpus is tokens: leave "
+            "--tokenizer out, or name the tokenizer.json that made them"
+        )
     path = pathlib.Path(tokenizer).expanduser()
     path = path / FILE if path.is_dir() else path
     if path.is_file():

@@ -6,52 +6,50 @@
 
 import pathlib
 
-from experiments.errors import UsageError
-from experiments.extraction import byte_pairs, corpus_folder
+from experiments.extraction import corpus_folder
+from experiments.extraction.corpus_building import Request, build
 from experiments.extraction.corpus_folder import Corpus
+from experiments.extraction.token_sources import TOKENS
 
 __all__ = ["Corpus", "load"]
-
-_TOKENS = "tokens:"
 
 
 def load(
     spec: str, build_in: pathlib.Path, *, eos_id: int | None = None, tokenizer: str = ""
 ) -> Corpus:
-    """Opens the corpus `spec`; texts are tokenised first."""
-    if spec.startswith(_TOKENS):
-        return open_tokens(
-            pathlib.Path(spec.removeprefix(_TOKENS)).expanduser(), eos_id, tokenizer
-        )
-    raise UsageError(f"corpus={spec!r}: not yet")
+    """Opens the corpus `spec`; texts are tokenised first.
 
+    Every opening reads all tokens once (about a second per gigabyte): for the hash,
+    which must be the manifest's, and for ids outside the vocabulary.
 
-def open_tokens(path: pathlib.Path, eos_id: int | None, tokenizer: str) -> Corpus:
-    """Opens a token file, or a corpus folder."""
-    folder = _folder_of(path)
-    if folder is None:
-        named = byte_pairs.find(tokenizer) if tokenizer else None
-        return corpus_folder.open_file(path, eos_id, named)
-    corpus = corpus_folder.open_folder(folder)
-    if eos_id not in (None, corpus.eos_id):
-        raise UsageError(
-            f"eos_id={eos_id}, but the separator of {folder} is {corpus.eos_id}: leave "
-            "--eos_id out"
-        )
-    if tokenizer:
-        fingerprint = byte_pairs.fingerprint(byte_pairs.find(tokenizer))
-        if fingerprint != corpus.tokenizer_fingerprint:
-            raise UsageError(
-                f"tokenizer={tokenizer!r} is not the one that made {folder}: leave "
-                "--tokenizer out"
-            )
-    return corpus
+    Args:
+      spec: `tokens:DIR`, a folder of build_corpus; `tokens:FILE.npy`, a 1-D array of
+        uint16 or uint32; or texts as `documents.find` takes them.
+      build_in: The folder that texts are tokenised into. If they are there already they
+        are not tokenised again.
+      eos_id: The separator. Of tokens: by default what the manifest beside them says;
+        without a manifest the corpus is one document, which a note on stderr says. Of
+        texts: by default what the tokenizer says.
+      tokenizer: Of tokens: what made them, a tokenizer.json or a folder that holds one,
+        or "". Of texts: the same, or `bpe:V` to train a byte-level BPE; by default
+        `bpe:4096`.
 
+    Raises:
+      UsageError: The corpus or the tokenizer does not exist, the two do not go
+        together, or `build_in` holds another corpus.
+      RunError: Something is damaged or empty, or an id is outside the vocabulary.
 
-def _folder_of(path: pathlib.Path) -> pathlib.Path | None:
-    """The corpus folder that `path` is or belongs to."""
-    if path.is_dir():
-        return path
-    if path.name == corpus_folder.TOKENS and (path.parent / "manifest.json").exists():
-        return path.parent
-    return None
+    Example:
+      >>> import tempfile
+      >>> import numpy as np
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = pathlib.Path(folder, "ids.npy")
+      ...     np.save(path, np.array([5, 6, 0, 7], np.uint16))
+      ...     corpus = load(f"tokens:{path}", pathlib.Path(folder, "new"), eos_id=0)
+      >>> corpus.vocabulary_size, corpus.sha256[:4]
+      (8, '8735')
+    """
+    if spec.startswith(TOKENS):
+        path = pathlib.Path(spec.removeprefix(TOKENS)).expanduser()
+        return corpus_folder.open_tokens(path, eos_id, tokenizer)
+    return build(Request(spec, tokenizer, eos_id), build_in)

@@ -45,6 +45,36 @@ class Corpus:
     tokenizer_fingerprint: str | None
 
 
+def open_tokens(path: pathlib.Path, eos_id: int | None, tokenizer: str) -> Corpus:
+    """Opens a token file, or a corpus folder, or the token file of a corpus folder.
+
+    Args:
+      path: A file or folder.
+      eos_id: The separator, for a file that no manifest describes; None is none.
+      tokenizer: A tokenizer.json or a folder that holds one, for such a file; or "".
+
+    Raises:
+      UsageError: No such file or folder, or it has another separator or tokenizer.
+      RunError: What is there is damaged or does not fit together.
+    """
+    folder = _folder_of(path)
+    given = byte_pairs.find(tokenizer) if tokenizer else None
+    if folder is None:
+        return open_file(path, eos_id, given)
+    corpus = open_folder(folder)
+    if eos_id not in (None, corpus.eos_id):
+        raise UsageError(
+            f"eos_id={eos_id}, but the separator of {folder} is {corpus.eos_id}: leave "
+            "--eos_id out"
+        )
+    if given and byte_pairs.fingerprint(given) != corpus.tokenizer_fingerprint:
+        raise UsageError(
+            f"tokenizer={tokenizer!r} is not the one that made {folder}: leave "
+            "--tokenizer out"
+        )
+    return corpus
+
+
 def open_folder(folder: pathlib.Path) -> Corpus:
     """Opens a folder of `build_corpus` and verifies hash, size and ids.
 
@@ -129,6 +159,14 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
 
 
 _NEEDED = ("eos_id", "vocabulary_size", "tokens_sha256", "tokenizer_fingerprint")
+
+
+def _folder_of(path: pathlib.Path) -> pathlib.Path | None:
+    if path.is_dir():
+        return path
+    if path.name == TOKENS and (path.parent / MANIFEST).is_file():
+        return path.parent
+    return None
 
 
 def _tokenizer(
