@@ -36,6 +36,7 @@ as often as the passage was planted. The manifest lists the passages.
 """
 
 import pathlib
+from typing import Any
 
 from absl import flags
 
@@ -43,100 +44,144 @@ from experiments import command_line
 from experiments.errors import UsageError
 from experiments.extraction import byte_pairs, corpus_folder
 from experiments.extraction.corpus_building import Request, build
-from experiments.extraction.documents import Part
+from experiments.extraction.documents import ALL, Part
 from experiments.extraction.planting import Planting
-from experiments.extraction.token_sources import ALL
 
-_CORPUS = flags.DEFINE_string(
-    "corpus", "stdlib", "stdlib, text:GLOB, jsonl:GLOB, tfds:NAME or tokens:PATH."
-)
-_OUT = flags.DEFINE_string("out", None, "The folder to write; it must be new or empty.")
-_TOKENIZER = flags.DEFINE_string(
+# The flag of each field of a planting, of which each has a default.
+_PLANTING = {
+    "plant_counts": "counts",
+    "plant_passages": "passages_per_count",
+    "plant_tokens": "num_tokens",
+}
+_NAMES = (
+    "corpus",
     "tokenizer",
-    "",
-    "A tokenizer.json, or a folder that holds one (of a Hugging Face model, or of a "
-    f"corpus), or bpe:V to train V entries. By default {byte_pairs.DEFAULT} for texts.",
-)
-_EOS_ID = flags.DEFINE_integer(
     "eos_id",
-    None,
-    "The id between documents. By default what the tokenizer or the corpus says.",
+    "part",
+    "max_tokens",
+    "plant_from",
+    *_PLANTING,
+    "seed",
 )
-_PART = flags.DEFINE_string("part", "", "K/N: every N-th document, from the K-th on.")
-_MAX_TOKENS = flags.DEFINE_integer(
-    "max_tokens", None, "Cut the corpus there; planted copies come on top."
-)
-_PLANT_FROM = flags.DEFINE_string(
-    "plant_from", "", "K/N: plant passages of these documents."
-)
-_PLANT_COUNTS = flags.DEFINE_list(
-    "plant_counts", "1,2,4,8,16,32,64", "How often passages are planted."
-)
-_PLANT_PASSAGES = flags.DEFINE_integer(
-    "plant_passages", 50, "How many passages are planted so often, for each count."
-)
-_PLANT_TOKENS = flags.DEFINE_integer(
-    "plant_tokens", 500, "Tokens of a passage, at least 50."
-)
-_SEED = flags.DEFINE_integer("seed", 0, "Of what is planted and where.")
 
 
 def main() -> None:
     """Builds as the flags say; the last line names the folder and its size."""
-    if not _OUT.value:
+    request = parse({name: flags.FLAGS[name].value for name in _NAMES})
+    if not flags.FLAGS["out"].value:
         raise UsageError("--out is missing: give --out=FOLDER")
-    folder = pathlib.Path(_OUT.value).expanduser().resolve()
-    corpus = build(_request(), folder)
-    manifest = corpus_folder.read_manifest(folder)
-    planted = manifest["planting"] or []
-    if planted:
-        copies = sum(passage["copies"] for passage in planted)
-        print(f"Planted {copies:,} copies of {len(planted):,} passages")
-    print(
-        f"Corpus: {folder} ({len(corpus.tokens_N):,} tokens, "
-        f"{manifest['num_documents']:,} documents, {corpus.vocabulary_size:,} entries "
-        "in the vocabulary)"
-    )
+    folder = pathlib.Path(flags.FLAGS["out"].value).expanduser().resolve()
+    build(request, folder)
+    print(_described(folder))
 
 
-def _request() -> Request:
+def parse(values: dict[str, Any]) -> Request:
+    """What the flags ask for.
+
+    Args:
+      values: By name; None for what is not given and has a default elsewhere.
+
+    Raises:
+      UsageError: Names a flag that cannot be, and the remedy.
+
+    Example:
+      >>> flags = {"corpus": "stdlib", "tokenizer": "", "eos_id": None, "part": "0/2"}
+      >>> planting = {"plant_from": "1/2", "plant_counts": "1,4", "plant_passages": 3}
+      >>> others = {"max_tokens": None, "plant_tokens": None, "seed": 0}
+      >>> parse(flags | planting | others).planting.num_passages
+      6
+    """
     return Request(
-        _CORPUS.value,
-        _TOKENIZER.value,
-        _EOS_ID.value,
-        Part.parse(_PART.value) if _PART.value else ALL,
-        _MAX_TOKENS.value,
-        _planting(),
+        values["corpus"],
+        values["tokenizer"],
+        values["eos_id"],
+        Part.parse(values["part"]) if values["part"] else ALL,
+        values["max_tokens"],
+        _planting(values),
     )
 
 
-def _planting() -> Planting | None:
-    if _PLANT_FROM.value:
+def _planting(values: dict[str, Any]) -> Planting | None:
+    given = {name: values[name] for name in _PLANTING if values[name] is not None}
+    if values["plant_from"]:
+        if "plant_counts" in given:
+            given["plant_counts"] = _counts(given["plant_counts"])
         return Planting(
-            Part.parse(_PLANT_FROM.value, "plant_from"),
-            _counts(_PLANT_COUNTS.value),
-            _PLANT_PASSAGES.value,
-            _PLANT_TOKENS.value,
-            _SEED.value,
+            Part.parse(values["plant_from"], "plant_from"),
+            **{_PLANTING[name]: value for name, value in given.items()},
+            seed=values["seed"],
         )
-    for flag in (_PLANT_COUNTS, _PLANT_PASSAGES, _PLANT_TOKENS):
-        if flag.present:
-            raise UsageError(
-                f"--{flag.name} is given without --plant_from, which says where "
-                "passages come from: give both or neither"
-            )
+    for name in given:
+        raise UsageError(
+            f"--{name} is given without --plant_from, which says where passages come "
+            "from: give both or neither"
+        )
     return None
 
 
-def _counts(values: list[str]) -> tuple[int, ...]:
+def _counts(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(value) for value in values)
+        return tuple(int(count) for count in text.split(","))
     except ValueError as error:
         raise UsageError(
-            f"--plant_counts={','.join(values)}, expected integers: give "
-            "--plant_counts=1,2,4,8"
+            f"plant_counts={text!r}, expected integers: give --plant_counts=1,2,4,8"
         ) from error
 
 
+def _described(folder: pathlib.Path) -> str:
+    manifest = corpus_folder.read_manifest(folder)
+    planted = manifest["planting"] or []
+    copies = sum(passage["copies"] for passage in planted)
+    return (
+        f"Corpus: {folder} ({manifest['num_tokens']:,} tokens in "
+        f"{manifest['num_documents']:,} documents, "
+        f"{manifest['vocabulary_size']:,} entries in the vocabulary"
+        + (f", {copies:,} copies of {len(planted):,} planted passages" * bool(planted))
+        + ")"
+    )
+
+
+def _define_flags() -> None:
+    counts = ",".join(map(str, Planting.counts))
+    flags.DEFINE_string(
+        "corpus", "stdlib", "stdlib, text:GLOB, jsonl:GLOB, tfds:NAME or tokens:PATH."
+    )
+    flags.DEFINE_string("out", None, "The folder to write; it must be new or empty.")
+    flags.DEFINE_string(
+        "tokenizer",
+        "",
+        "A tokenizer.json, or a folder that holds one (of a Hugging Face model, or of "
+        f"a corpus), or bpe:V to train V entries; for texts {byte_pairs.DEFAULT} by "
+        "default.",
+    )
+    flags.DEFINE_integer(
+        "eos_id",
+        None,
+        "The id between documents; by default what the tokenizer or the corpus says.",
+    )
+    flags.DEFINE_string("part", "", "K/N: every N-th document, from the K-th on.")
+    flags.DEFINE_integer(
+        "max_tokens", None, "Cut the corpus there; planted copies come on top."
+    )
+    flags.DEFINE_string("plant_from", "", "K/N: plant passages of these documents.")
+    flags.DEFINE_string(
+        "plant_counts",
+        None,
+        f"How often passages are planted; {counts} by default.",
+    )
+    flags.DEFINE_integer(
+        "plant_passages",
+        None,
+        f"Passages for each count; {Planting.passages_per_count} by default.",
+    )
+    flags.DEFINE_integer(
+        "plant_tokens",
+        None,
+        f"Tokens of a passage, at least 50; {Planting.num_tokens} by default.",
+    )
+    flags.DEFINE_integer("seed", 0, "Of what is planted and where.")
+
+
 if __name__ == "__main__":
+    _define_flags()
     command_line.run(main, config_keys=())

@@ -21,6 +21,8 @@ from experiments.extraction import token_files
 FILE = "tokenizer.json"
 DEFAULT = "bpe:4096"
 SEPARATOR = "<|endoftext|>"
+# Special tokens come first.
+TRAINED_EOS_ID = 0
 _SEPARATORS = (SEPARATOR, "</s>")
 # The bytes and the separator.
 MIN_VOCABULARY_SIZE = 257

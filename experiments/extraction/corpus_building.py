@@ -17,14 +17,9 @@ from experiments import run_folder
 from experiments.errors import RunError, UsageError
 from experiments.extraction import byte_pairs, corpus_folder, planting, token_files
 from experiments.extraction.corpus_folder import MANIFEST, TOKENIZER, TOKENS, Corpus
-from experiments.extraction.documents import Part
+from experiments.extraction.documents import ALL, Part
 from experiments.extraction.planting import Planting
-from experiments.extraction.token_sources import (
-    ALL,
-    IdDocuments,
-    TokenSource,
-    open_source,
-)
+from experiments.extraction.token_sources import IdDocuments, TokenSource, open_source
 
 # Passages are drawn from so many tokens, so that a part of any size will do.
 _MAX_CANDIDATE_TOKENS = 1 << 24

@@ -66,6 +66,9 @@ class Part:
         return f"{self.index}/{self.of}"
 
 
+ALL = Part(0, 1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Documents:
     """Texts that can be read any number of times, always in the same order.

@@ -30,10 +30,10 @@ class Planting:
     """
 
     source: Part
-    counts: tuple[int, ...]
-    passages_per_count: int
-    num_tokens: int
-    seed: int
+    counts: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    passages_per_count: int = 50
+    num_tokens: int = 500
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.counts or min(self.counts) < 1:

@@ -16,7 +16,6 @@ from experiments.extraction import documents as texts
 from experiments.extraction.documents import Documents, Part
 
 TOKENS = "tokens:"
-ALL = Part(0, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,8 +129,8 @@ def _trained_tokenizer(documents: Documents, size: int) -> TokenSource:
             documents, "Training the tokenizer", documents.count, unit="document"
         )
         tokenizer = byte_pairs.train(progress_bar, size)
-        eos_id = tokenizer.token_to_id(byte_pairs.SEPARATOR)
-        return _tokenised(documents, tokenizer, eos_id, tokenizer.to_str(pretty=True))
+        text = tokenizer.to_str(pretty=True)
+        return _tokenised(documents, tokenizer, byte_pairs.TRAINED_EOS_ID, text)
 
     identity = {"files": documents.size, "tokenizer": f"bpe:{size}"}
     return TokenSource(identity, prepare)
