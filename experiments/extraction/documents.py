@@ -195,7 +195,7 @@ def _read_lines(path: pathlib.Path) -> Iterator[str]:
 
 def _text_of(line: bytes) -> str:
     try:
-        example = json.loads(line.decode("utf-8"))
+        example = json.loads(line.decode("utf-8").rstrip())
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at column {error.colno}") from error
     if not isinstance(example, dict) or _KEY not in example:

@@ -56,6 +56,8 @@ class Planting:
                 f"plant_tokens={self.num_tokens}, expected at least {WINDOW}, the "
                 "shortest window: raise --plant_tokens"
             )
+        if self.seed < 0:
+            raise UsageError(f"seed={self.seed}, expected at least 0: change --seed")
 
     @property
     def num_passages(self) -> int:

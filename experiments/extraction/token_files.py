@@ -167,9 +167,9 @@ def separators(tokens_N: np.ndarray, eos_id: int | None) -> np.ndarray:
       >>> separators(np.array([5, 0, 0, 3]), eos_id=0).tolist()
       [1, 2]
     """
+    found, start = [np.zeros(0, np.int64)], 0
     if eos_id is None:
-        return np.zeros(0, np.int64)
-    found, start = [], 0
+        return found[0]
     for block in blocks(tokens_N):
         found.append(np.flatnonzero(block == eos_id) + start)
         start += len(block)
