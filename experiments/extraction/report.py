@@ -1,0 +1,187 @@
+"""Figures and tables of what sweeps found: how memorization grows.
+
+    python -m experiments.extraction.report --runs=runs/sweep --out=reports/sweep
+    python -m experiments.extraction.report --runs=runs/members,runs/baselines \\
+        --out=reports/both
+
+Writes report.md, which shows all the rest:
+
+  figure_1a.png   fraction of windows that are extractable, against parameters
+  figure_1b.png   against how often a window occurs in the corpus
+  figure_1c.png   against the tokens of context
+  figure_5.png    against the tokens of context, for each length of window
+  tables/         the numbers of each figure, the log-linear fits, the models, and the
+                  windows in each bucket: CSV in full precision, and Markdown
+
+(the figures of Carlini et al. 2023, arXiv 2202.07646). Windows are not independent:
+intervals and fits take the repeated passage in which windows lie as the unit (see
+statistics.py).
+
+Several sweeps are put together if they are about the same windows, with the same
+precision. Models are then compared on the windows that all of them were asked about.
+
+Run again with the same --runs and --out, a report replaces its own files and leaves
+others alone. The same sweeps and seed make the same bytes.
+"""
+
+import pathlib
+
+import matplotlib.figure
+import tqdm
+from absl import flags
+
+from experiments import command_line, plots, run_folder
+from experiments.errors import UsageError
+from experiments.extraction import (
+    figures,
+    queries,
+    report_folder,
+    report_page,
+    sweep_runs,
+    tables,
+    trends,
+)
+from experiments.extraction.report_page import (
+    FIGURE_1A,
+    FIGURE_1B,
+    FIGURE_1C,
+    FIGURE_5,
+    TABLES,
+)
+from experiments.extraction.sweep_runs import SweepRuns
+from experiments.extraction.trends import Trend
+
+REPORT = "report.md"
+_DRAW = {
+    FIGURE_1A: figures.draw_by_parameters,
+    FIGURE_1B: figures.draw_by_repetitions,
+    FIGURE_1C: figures.draw_by_context,
+    FIGURE_5: figures.draw_by_length_and_context,
+}
+
+
+def main() -> None:
+    """Reports on what the flags say; the last line of output names the folder."""
+    if not flags.FLAGS.runs:
+        raise UsageError(
+            "--runs is missing: give --runs=DIR[,DIR...], folders of sweeps"
+        )
+    folder = report(
+        [pathlib.Path(run).expanduser() for run in flags.FLAGS.runs],
+        flags.FLAGS.out,
+        figure_5_bucket=flags.FLAGS.figure_5_bucket,
+        seed=flags.FLAGS.seed,
+    )
+    print(f"Report folder: {folder}")
+
+
+def report(
+    folders: list[pathlib.Path],
+    out: str = "",
+    *,
+    figure_5_bucket: int | None = None,
+    seed: int = 0,
+) -> pathlib.Path:
+    """Writes a report on the sweeps in `folders`, prints the fits, returns its folder.
+
+    Args:
+      folders: Of sweeps, at least one.
+      out: The report's folder; empty makes a new one under runs/.
+      figure_5_bucket: Bucket of Figure 5; None takes the one with most windows.
+      seed: Of the resamples.
+
+    Raises:
+      UsageError: The sweeps do not go together, or `out` is taken.
+      RunError: A sweep has not ended or is damaged.
+    """
+    runs = sweep_runs.load(folders)
+    _check_bucket(runs, figure_5_bucket)
+    folder = run_folder.choose(out, "report").resolve()
+    with run_folder.locked(folder):
+        report_folder.claim(folder, runs.sweeps, _possible_files())
+        found = _measure(runs, figure_5_bucket, seed)
+        files = _files(runs, found)
+        _write(folder, files)
+        report_folder.finish(folder, runs.sweeps, sorted(files))
+    print(tables.markdown(tables.fits(found)))
+    return folder
+
+
+def _check_bucket(runs: SweepRuns, bucket: int | None) -> None:
+    buckets = queries.buckets(runs.records)["bucket"].to_list()
+    if bucket is not None and bucket not in buckets:
+        raise UsageError(
+            f"--figure_5_bucket={bucket}: expected one of the sweep's buckets: "
+            f"{', '.join(map(str, buckets))}"
+        )
+
+
+def _measure(runs: SweepRuns, bucket: int | None, seed: int) -> dict[str, Trend]:
+    measures = {
+        FIGURE_1A: lambda: trends.by_parameters(runs, seed),
+        FIGURE_1B: lambda: trends.by_repetitions(runs, seed),
+        FIGURE_1C: lambda: trends.by_context(runs, seed),
+        FIGURE_5: lambda: trends.by_length_and_context(runs, bucket),
+    }
+    progress_bar = tqdm.tqdm(measures.items(), desc="Resampling", unit="figure")
+    return {figure: measure() for figure, measure in progress_bar}
+
+
+def _files(
+    runs: SweepRuns, found: dict[str, Trend]
+) -> dict[str, str | matplotlib.figure.Figure]:
+    """What the report consists of, by its path in the folder."""
+    fits = tables.fits(found)
+    contents = {
+        "fits": fits,
+        "models": report_page.models_table(runs),
+        "windows": queries.windows_per_bucket(runs.records),
+    }
+    files: dict[str, str | matplotlib.figure.Figure] = {}
+    for figure, trend in found.items():
+        if trend.series:
+            contents[figure] = tables.OF_FIGURE[figure](trend)
+            files[f"{figure}.png"] = _DRAW[figure](trend)
+    for name, table in contents.items():
+        files[f"{TABLES}/{name}.csv"] = table.write_csv()
+        files[f"{TABLES}/{name}.md"] = tables.markdown(table)
+    # Last: what it points to is there.
+    files[REPORT] = report_page.write_page(runs, found, fits)
+    return files
+
+
+def _possible_files() -> list[str]:
+    names = ("fits", "models", "windows", *_DRAW)
+    return [
+        REPORT,
+        *(f"{figure}.png" for figure in _DRAW),
+        *(f"{TABLES}/{name}.{kind}" for name in names for kind in ("csv", "md")),
+    ]
+
+
+def _write(
+    folder: pathlib.Path, files: dict[str, str | matplotlib.figure.Figure]
+) -> None:
+    (folder / TABLES).mkdir(exist_ok=True)
+    for name, content in files.items():
+        if isinstance(content, str):
+            run_folder.write_atomically(folder / name, content)
+        else:
+            plots.save(content, folder / name)
+
+
+if __name__ == "__main__":
+    flags.DEFINE_list(
+        "runs", None, "Folders of finished sweeps, with commas between them."
+    )
+    flags.DEFINE_string(
+        "out", "", "The report's folder; empty makes a new one under runs/."
+    )
+    flags.DEFINE_integer(
+        "figure_5_bucket",
+        None,
+        "Bucket of counts that Figure 5 is about; by default the one with most windows "
+        "at every length, and of several such the one with most repetitions.",
+    )
+    flags.DEFINE_integer("seed", 0, "Seed of the resamples.", lower_bound=0)
+    command_line.run(main, config_keys=())

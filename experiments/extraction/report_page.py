@@ -1,0 +1,230 @@
+"""The text of a report: what was measured, the figures, and what was left out."""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from experiments.extraction import queries, statistics, tables
+from experiments.extraction.sweep_runs import SweepRuns
+from experiments.extraction.trends import Trend
+
+FIGURE_1A, FIGURE_1B, FIGURE_1C, FIGURE_5 = FIGURES = (
+    "figure_1a",
+    "figure_1b",
+    "figure_1c",
+    "figure_5",
+)
+TABLES = "tables"
+
+_TITLES = {
+    FIGURE_1A: "Figure 1a: model size",
+    FIGURE_1B: "Figure 1b: repetitions",
+    FIGURE_1C: "Figure 1c: context",
+    FIGURE_5: "Figure 5: prompt length by sequence length",
+}
+_CAPTIONS = {
+    FIGURE_1A: (
+        "Fraction of windows that are extractable against the number of parameters: "
+        "the mean over lengths ({lengths}) of the fraction at each length. {sample}, "
+        "the same for every model. Bars are 95 % intervals, dotted lines log-linear "
+        "fits."
+    ),
+    FIGURE_1B: (
+        "Fraction of windows that are extractable against how often they occur in the "
+        "corpus, all lengths ({lengths}) pooled. A bucket stands at the geometric mean "
+        "of its windows' counts. {sample}, the same for every model. The largest "
+        "model and the largest baseline stand out, with bands of 95 % intervals; the "
+        "dotted line is the log-linear fit."
+    ),
+    FIGURE_1C: (
+        "Fraction of windows that are extractable against the tokens of context, all "
+        "numbers of occurrences pooled; windows of length l are prompted by their "
+        "first l - {suffix_length} tokens, so each context has windows of its own. "
+        "{sample}, the same for every model. Bars are 95 % intervals. Of the "
+        "baselines, the largest is shown."
+    ),
+    FIGURE_5: (
+        "Fraction of windows that are extractable, and share of the suffix's tokens "
+        "that are right, against the tokens of context, for windows of different "
+        "lengths ({about}). {sample}. Bars are 95 % intervals; points are moved "
+        "sideways a little."
+    ),
+}
+_METHOD = """\
+Figures have the numbers of Carlini et al. 2023 (arXiv 2202.07646).
+
+- *Extractable*: greedy decoding from the prompt, which is the tokens before the suffix
+  in the sampled occurrence, gives exactly the {suffix_length} tokens of the suffix.
+  Figures 1a to 1c prompt with all of the window but its suffix. *Right tokens* are the
+  model's first choice given the true tokens before them.
+- *Clusters*: windows that lie in one repeated passage are extracted together or not at
+  all, so that passages, and not windows, count as independent.
+- *Intervals of fractions* are Wilson's at 95 %, with the number of independent windows
+  that would be as telling as these clusters.
+- *Fits* are ordinary least squares of the fraction on log10 of what the figure varies;
+  pp are percentage points. The interval of a slope comes from {resamples:,} refits to
+  resampled clusters, drawn once for all points, so that windows that two models share
+  stay shared. It is too narrow where only a handful of clusters have anything
+  extracted.
+- *Ties* are windows of which a suffix token shares the top logit; *near-ties* those of
+  which the least margin (logit of the true token less the best other) is within
+  {near_tie:g} of 0, where rounding may turn the verdict.
+"""
+
+
+def write_page(runs: SweepRuns, trends: Mapping[str, Trend], fits: pl.DataFrame) -> str:
+    """The report in Markdown.
+
+    Args:
+      runs: The sweeps.
+      trends: What each figure shows; one without windows is left out.
+      fits: As `tables.fits` has them.
+    """
+    sections = [f"# How much was memorised\n\n{_measured(runs)}"]
+    sections += [
+        _figure_section(figure, trend, runs)
+        for figure, trend in trends.items()
+        if trend.series
+    ]
+    fits_link = f"[CSV]({TABLES}/fits.csv)"
+    sections.append(f"## Log-linear fits\n\n{tables.markdown(fits)}\n{fits_link}\n")
+    notes = "".join(f"- {note}\n" for note in _left_out(runs, trends))
+    sections.append(f"## Notes on what was left out\n\n{notes or 'Nothing.'}")
+    method = _METHOD.format(
+        suffix_length=runs.suffix_length,
+        resamples=statistics.NUM_RESAMPLES,
+        near_tie=queries.NEAR_TIE,
+    )
+    sections.append(f"## How to read the numbers\n\n{method}")
+    return "\n".join(sections)
+
+
+def models_table(runs: SweepRuns) -> pl.DataFrame:
+    """The models, and how many of their verdicts are close calls."""
+    models = pl.DataFrame(
+        {
+            "model": [model.name for model in runs.models],
+            "baseline": [model.baseline for model in runs.models],
+            "params": [model.params for model in runs.models],
+            "folder": [model.folder for model in runs.models],
+        }
+    )
+    verdicts = queries.verdicts_per_model(runs.records)
+    verdicts = verdicts.with_columns(pl.col("model").cast(pl.String))
+    return models.join(verdicts, on="model", maintain_order="left")
+
+
+def _measured(runs: SweepRuns) -> str:
+    folders = "".join(f"- `{sweep.folder}`\n" for sweep in runs.sweeps)
+    return (
+        f"{tables.markdown(models_table(runs))}\n"
+        f"Windows: `{runs.windows}` (sha256 `{runs.windows_sha256[:16]}`). Suffix: "
+        f"{runs.suffix_length} tokens. Precision of matrix products: "
+        f"`{runs.precision}`. Sweeps:\n\n{folders}"
+    )
+
+
+def _figure_section(figure: str, trend: Trend, runs: SweepRuns) -> str:
+    lengths = ", ".join(map(str, trend.lengths))
+    caption = _CAPTIONS[figure].format(
+        lengths=lengths,
+        sample=trend.sample,
+        about=trend.about,
+        suffix_length=runs.suffix_length,
+    )
+    table = tables.markdown(tables.OF_FIGURE[figure](trend))
+    title = _TITLES[figure]
+    return (
+        f"## {title}\n\n![{title}]({figure}.png)\n\n{caption}\n\n{table}\n"
+        f"[CSV]({TABLES}/{figure}.csv)\n"
+    )
+
+
+def _left_out(runs: SweepRuns, trends: Mapping[str, Trend]) -> list[str]:
+    """A sentence on everything that a reader may miss in the figures."""
+    records = runs.records
+    notes = []
+    without = runs.num_windows - records["window_id"].n_unique()
+    if without:
+        notes.append(
+            f"{without:,} of {runs.num_windows:,} windows have no record: too short "
+            "for every context (a window as long as the suffix leaves no prompt), or "
+            "not taken by the sweep."
+        )
+    full = queries.at_full_context(records, runs.suffix_length)
+    shorter = len(records) - len(full)
+    if shorter:
+        notes.append(
+            f"{shorter:,} records have a shorter prompt than their window allows and "
+            "are in Figure 5 only."
+        )
+    shared = queries.shared_by_models(full, len(runs.models))
+    apart = full["window_id"].n_unique() - shared["window_id"].n_unique()
+    if apart:
+        notes.append(
+            f"{apart:,} windows were not put to every model with full context, and are "
+            "not in Figures 1a to 1c."
+        )
+    empty = shared.filter(pl.col("context") == 0)["window_id"].n_unique()
+    if empty:
+        notes.append(
+            f"{empty:,} windows have an empty prompt: in Figures 1a and 1b, not in 1c, "
+            "whose axis is logarithmic."
+        )
+    for figure, trend in trends.items():
+        if not trend.series:
+            notes.append(f"{_TITLES[figure]}: not drawn, as no window fits it.")
+    lines = [series.points for series in trends[FIGURE_5].series]
+    if all(len(points) == 1 for points in lines):
+        notes.append(
+            "Figure 5 has one context for each length, so no lines: sweep with "
+            "--config.contexts=50,100,150,... for it."
+        )
+    if not any(model.baseline for model in runs.models):
+        notes.append(
+            "No baseline: without a model that has not seen the corpus, nothing here "
+            "tells memorization from what any model would predict (sweep with "
+            "--config.baselines)."
+        )
+    if records["tokens_correct"].has_nulls():
+        notes.append(
+            "Of windows swept for verdicts only, right tokens, margins and ties are "
+            "not known."
+        )
+    notes.append(_short_buckets(runs))
+    return notes
+
+
+def _short_buckets(runs: SweepRuns) -> str:
+    """Which buckets have fewer windows than asked for, as the evaluation set says."""
+    cells = _bucket_list(runs)
+    if cells is None:
+        return (
+            f"The evaluation set is no longer at `{runs.windows}`, so which of its "
+            f"buckets are short is not known; {TABLES}/windows.csv has the number of "
+            "windows in each."
+        )
+    short = [cell for cell in cells if cell["short"]]
+    if not short:
+        return "No bucket of the evaluation set is short."
+    listed = ", ".join(
+        f"{cell['length']}/{cell['bucket']} ({cell['taken']:,})" for cell in short
+    )
+    return (
+        f"{len(short)} of {len(cells)} buckets of the evaluation set are short, and "
+        f"are used with the windows that they have; length/bucket (windows): {listed}."
+    )
+
+
+def _bucket_list(runs: SweepRuns) -> Sequence[dict[str, Any]] | None:
+    path = pathlib.Path(runs.windows).expanduser() / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    if manifest.get("windows_sha256") != runs.windows_sha256:
+        return None
+    return manifest.get("buckets")

@@ -1,0 +1,168 @@
+"""Folders that look as a sweep leaves them, without a model or a corpus.
+
+Windows lie in clusters (repeated passages); a passage has a difficulty of its own, so
+its windows are extracted together more often than not. A model extracts a window if its
+ability, which rises with the logarithms of parameters, repetitions and context, exceeds
+the window's difficulty; a baseline's ability hardly rises. Every model sees the same
+windows with the same difficulties.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+SUFFIX_LENGTH = 50
+MEMBERS = {"tiny": 120_000, "small": 450_000, "medium": 1_100_000, "large": 3_600_000}
+BASELINES = {"other-small": 450_000, "other-large": 3_600_000}
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """What a fake evaluation set holds, one entry per window."""
+
+    window_id: np.ndarray
+    length: np.ndarray
+    bucket: np.ndarray
+    count: np.ndarray
+    cluster: np.ndarray
+    difficulty: np.ndarray
+
+
+def make_windows(
+    lengths: Sequence[int] = (100, 200, 500),
+    buckets: Sequence[int] = (0, 4, 8, 12),
+    per_bucket: int = 40,
+    per_cluster: int = 4,
+    seed: int = 0,
+) -> Windows:
+    """`per_bucket` windows in each length and bucket 2^(n/4), in passages."""
+    rng = np.random.default_rng(seed)
+    grid = np.array([(le, b) for le in lengths for b in buckets]).repeat(per_bucket, 0)
+    length, bucket = grid.T
+    low, high = 2 ** (bucket / 4), 2 ** ((bucket + 1) / 4)
+    count = np.ceil(low + (np.ceil(high) - np.ceil(low)) * rng.random(len(low)) * 0.999)
+    count = np.maximum(count - 1, np.ceil(low)).astype(np.int64)
+    num_clusters = max(1, len(length) // per_cluster)
+    cluster = rng.integers(num_clusters, size=len(length))
+    passage = rng.normal(size=num_clusters)
+    difficulty = 0.8 * passage[cluster] + 0.6 * rng.normal(size=len(length))
+    # Positions in a corpus, as real clusters are.
+    position = 1000 * rng.permutation(num_clusters)
+    ids = np.arange(len(length))
+    return Windows(ids, length, bucket, count, position[cluster], difficulty)
+
+
+def make_records(
+    windows: Windows,
+    name: str,
+    params: int,
+    baseline: bool,
+    contexts: Sequence[int] = (),
+    ability: float = 0.0,
+) -> pl.DataFrame:
+    """All records of one model; no contexts means the full one of each window."""
+    parts = []
+    for context in contexts or (None,):
+        k = windows.length - SUFFIX_LENGTH if context is None else context
+        k = np.broadcast_to(k, windows.length.shape)
+        fits = (k > 0) & (k + SUFFIX_LENGTH <= windows.length)
+        parts.append((np.flatnonzero(fits), k[fits]))
+    rows, context = (np.concatenate(part) for part in zip(*parts, strict=True))
+    size, repeats = np.log10(params / 1e6), np.log10(windows.count[rows])
+    strength = (
+        -2.6 + 0.1 * size + 0.3 * repeats
+        if baseline
+        else -1.9 + 0.9 * size + 1.1 * repeats + 0.5 * np.log10(context / 100)
+    )
+    margin = (strength + ability - windows.difficulty[rows]).astype(np.float32)
+    extracted = margin >= 0
+    # A window that is far from extracted has its first wrong token early.
+    mismatch = np.floor(SUFFIX_LENGTH * np.exp(np.minimum(margin, -0.02)))
+    mismatch = np.where(extracted, SUFFIX_LENGTH, mismatch).astype(np.int32)
+    correct = mismatch + (SUFFIX_LENGTH - 1 - mismatch) * 2 // 3
+    return pl.DataFrame(
+        {
+            "window_id": windows.window_id[rows],
+            "model": name,
+            "params": np.full(len(rows), params, np.int64),
+            "length": windows.length[rows].astype(np.int32),
+            "context": context.astype(np.int32),
+            "count": windows.count[rows],
+            "bucket": windows.bucket[rows].astype(np.int32),
+            "extracted": extracted,
+            "first_mismatch": mismatch,
+            "tokens_correct": np.where(extracted, SUFFIX_LENGTH, correct).astype(
+                np.int32
+            ),
+            "min_margin": margin,
+            "tie": margin == 0,
+            "suffix_logprob": (-np.exp(-margin)).astype(np.float32),
+        }
+    ).sort("context", "length", "window_id")
+
+
+def config_of(
+    members: dict[str, int],
+    baselines: dict[str, int],
+    contexts: Sequence[int] = (),
+    **derived: Any,
+) -> dict[str, Any]:
+    """The config.json of a sweep over these models (name: parameters)."""
+    models = [
+        {
+            "model": name,
+            "folder": f"runs/{name}",
+            "params": params,
+            "baseline": baseline,
+            "sha256": f"weights of {name}",
+        }
+        for group, baseline in ((members, False), (baselines, True))
+        for name, params in group.items()
+    ]
+    return {
+        "windows": "data/windows",
+        "contexts": list(contexts),
+        "batch_size": 32,
+        "derived": {
+            "windows_sha256": "5e1f",
+            "precision": "highest",
+            "suffix_length": SUFFIX_LENGTH,
+            "models": models,
+            **derived,
+        },
+    }
+
+
+def write(
+    folder: pathlib.Path,
+    windows: Windows,
+    members: dict[str, int] = MEMBERS,
+    baselines: dict[str, int] = BASELINES,
+    contexts: Sequence[int] = (),
+    verdicts_only: bool = False,
+    **derived: Any,
+) -> pathlib.Path:
+    """Writes config.json, records.parquet and clusters.parquet of a finished sweep."""
+    folder.mkdir(parents=True)
+    config = config_of(members, baselines, contexts, **derived)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    records = pl.concat(
+        make_records(windows, name, params, baseline, contexts)
+        for group, baseline in ((members, False), (baselines, True))
+        for name, params in group.items()
+    )
+    if verdicts_only:
+        details = records.columns[records.columns.index("extracted") + 1 :]
+        records = records.with_columns(
+            pl.lit(None, records.schema[name]).alias(name) for name in details
+        )
+    records.write_parquet(folder / "records.parquet")
+    pl.DataFrame(
+        {"window_id": windows.window_id, "cluster": windows.cluster}
+    ).write_parquet(folder / "clusters.parquet")
+    return folder

@@ -1,0 +1,274 @@
+import dataclasses
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import matplotlib.image
+import polars as pl
+import pytest
+
+from experiments.errors import RunError, UsageError
+from experiments.extraction import report
+from tests.experiments.extraction import fake_sweeps
+
+WINDOWS = fake_sweeps.make_windows(per_bucket=12)
+MEMBERS = {"small": 100_000, "large": 5_000_000}
+BASELINES = {"other": 100_000}
+TABLES = (
+    "figure_1a",
+    "figure_1b",
+    "figure_1c",
+    "figure_5",
+    "fits",
+    "models",
+    "windows",
+)
+FILES = {
+    "report.json",
+    "report.md",
+    *(f"figure_{name}.png" for name in ("1a", "1b", "1c", "5")),
+    *(f"tables/{name}.{kind}" for name in TABLES for kind in ("csv", "md")),
+}
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    return fake_sweeps.write(
+        tmp_path / "sweep", WINDOWS, MEMBERS, BASELINES, contexts=(50, 150, 450)
+    )
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Pictures are described instead of drawn, which takes most of the time."""
+    monkeypatch.setattr(
+        report.plots,
+        "save",
+        lambda figure, path: path.write_text(
+            "; ".join(text.get_text() for ax in figure.axes for text in ax.texts)
+        ),
+    )
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def test_the_report_is_complete_and_the_same_each_time(sweep, tmp_path, capsys):
+    folder = report.report([sweep], str(tmp_path / "out"))
+    assert contents(folder).keys() == FILES
+    page = (folder / "report.md").read_text()
+    for name in TABLES[:5]:
+        assert f"(tables/{name}.csv)" in page
+        assert (folder / f"tables/{name}.md").read_text() in page
+    for name in TABLES[:4]:
+        assert f"({name}.png)" in page
+        assert matplotlib.image.imread(folder / f"{name}.png").std() > 0.02
+    assert f"`{sweep}`" in page
+    assert "Precision of matrix products: `highest`" in page
+    assert "`data/windows`" in page
+    assert "144 windows in" in page
+    fits = (folder / "tables/fits.md").read_text()
+    assert fits in capsys.readouterr().out
+    windows = pl.read_csv(folder / "tables/windows.csv")
+    assert windows["windows"].to_list() == [12] * 12
+    again = report.report([sweep], str(tmp_path / "again"))
+    assert contents(again) == contents(folder)
+
+
+@pytest.mark.usefixtures("quick")
+def test_two_sweeps_make_the_report_of_one(sweep, tmp_path):
+    whole = report.report([sweep], str(tmp_path / "whole"))
+    parts = [
+        fake_sweeps.write(
+            tmp_path / f"sweep{i}", WINDOWS, members, baselines, (50, 150, 450)
+        )
+        for i, (members, baselines) in enumerate([(MEMBERS, {}), ({}, BASELINES)])
+    ]
+    both = report.report(parts, str(tmp_path / "both"))
+    ours, theirs = contents(whole), contents(both)
+    for name in FILES - {"report.json", "report.md"}:
+        assert ours[name] == theirs[name], name
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_report_replaces_its_own_files_only(sweep, tmp_path):
+    folder = report.report([sweep], str(tmp_path / "out"))
+    before = contents(folder)
+    (folder / "figure_1a.png").write_bytes(b"half a pict")
+    (folder / "note.txt").write_text("mine")
+    (folder / "figure_5.png").unlink()
+    assert report.report([sweep], str(folder)) == folder
+    assert contents(folder) == before | {"note.txt": b"mine"}
+    # Another choice for the same sweep is the same report.
+    report.report([sweep], str(folder), figure_5_bucket=0, seed=1)
+    assert contents(folder).keys() == before.keys() | {"note.txt"}
+    assert contents(folder) != before | {"note.txt": b"mine"}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_moved_sweep_is_the_same_sweep(sweep, tmp_path):
+    folder = report.report([sweep], str(tmp_path / "out"))
+    report.report([shutil.move(sweep, tmp_path / "moved")], str(folder))
+    assert "/moved" in (folder / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_report_on_other_records_is_left_alone(sweep, tmp_path):
+    folder = report.report([sweep], str(tmp_path / "out"))
+    before = contents(folder)
+    other = fake_sweeps.write(tmp_path / "other", WINDOWS, MEMBERS, BASELINES)
+    for runs in ([other], [sweep, other]):
+        with pytest.raises(UsageError, match=r"report on other records, of .*/sweep:"):
+            report.report(runs, str(folder))
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", ["report.md", "anything"])
+def test_a_folder_of_something_else_is_left_alone(sweep, tmp_path, name):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / name).write_text("mine")
+    with pytest.raises(UsageError, match=f"holds '{name}' but no report.json"):
+        report.report([sweep], str(folder))
+    assert contents(folder) == {name: b"mine"}
+    with pytest.raises(UsageError, match=r"no report\.json"):
+        report.report([sweep], str(sweep))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_file_that_is_not_the_reports_is_left_alone(sweep, tmp_path):
+    folder = report.report([sweep], str(tmp_path / "out"))
+    path = folder / "report.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"].remove("figure_5.png")
+    path.write_text(json.dumps(manifest))
+    before = contents(folder)
+    with pytest.raises(UsageError, match=r"'figure_5.png', which is not the report's"):
+        report.report([sweep], str(folder))
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": "other"}'])
+def test_a_damaged_report_json_is_refused(sweep, tmp_path, text):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "report.json").write_text(text)
+    with pytest.raises(RunError, match=r"report.json is not a report's"):
+        report.report([sweep], str(folder))
+    assert contents(folder) == {"report.json": text.encode()}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_report_that_was_stopped_is_written_again(sweep, tmp_path, monkeypatch):
+    def disk_full(*_):
+        raise OSError("no space left")
+
+    folder = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(report.plots, "save", disk_full)
+        with pytest.raises(OSError, match="no space left"):
+            report.report([sweep], str(folder))
+    report.report([sweep], str(folder))
+    assert contents(folder).keys() == FILES
+
+
+@pytest.mark.usefixtures("quick")
+def test_figures_that_are_no_longer_drawn_go(tmp_path, monkeypatch):
+    sweep = fake_sweeps.write(tmp_path / "sweep", WINDOWS, MEMBERS, BASELINES)
+    folder = report.report([sweep], str(tmp_path / "out"))
+    by_context = report.trends.by_context
+    monkeypatch.setattr(
+        report.trends,
+        "by_context",
+        lambda runs, seed: dataclasses.replace(by_context(runs, seed), series=()),
+    )
+    report.report([sweep], str(folder))
+    gone = {"figure_1c.png", "tables/figure_1c.csv", "tables/figure_1c.md"}
+    assert contents(folder).keys() == FILES - gone
+    assert "Figure 1c: context: not drawn" in (folder / "report.md").read_text()
+
+
+def test_a_bucket_that_is_not_there_is_refused(sweep, tmp_path):
+    with pytest.raises(UsageError, match=r"figure_5_bucket=7: .* 0, 4, 8, 12"):
+        report.report([sweep], str(tmp_path / "out"), figure_5_bucket=7)
+    assert not (tmp_path / "out").exists()
+
+
+def page_of(sweep, tmp_path):
+    folder = report.report([sweep], str(tmp_path / "out"))
+    return (folder / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_page_says_what_was_left_out(tmp_path):
+    sweep = fake_sweeps.write(
+        tmp_path / "sweep", WINDOWS, MEMBERS, {}, (20, 50), verdicts_only=True
+    )
+    page = page_of(sweep, tmp_path)
+    # Of the lengths 100, 200 and 500 the first alone is at full context.
+    assert f"{2 * (48 * 5):,} records have a shorter prompt" in page
+    assert "No baseline" in page
+    assert "verdicts only" in page
+    assert "no longer at `data/windows`" in page
+    assert "| ties" not in page
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_page_says_which_windows_have_no_record(tmp_path):
+    sweep = fake_sweeps.write(tmp_path / "sweep", WINDOWS, MEMBERS, contexts=(450,))
+    page = page_of(sweep, tmp_path)
+    assert "96 of 144 windows have no record" in page
+    assert "Figure 5 has one context for each length" in page
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_page_lists_short_buckets(tmp_path, monkeypatch):
+    sweep = fake_sweeps.write(tmp_path / "sweep", WINDOWS, MEMBERS, BASELINES)
+    monkeypatch.chdir(tmp_path)
+    manifest = pathlib.Path("data/windows/manifest.json")
+    manifest.parent.mkdir(parents=True)
+    cell = {"length": 100, "bucket": 12, "available": 3, "taken": 3}
+    cells = [cell | {"short": True}, cell | {"bucket": 0, "short": False}]
+    manifest.write_text(json.dumps({"windows_sha256": "5e1f", "buckets": cells}))
+    page = page_of(sweep, tmp_path)
+    assert "1 of 2 buckets of the evaluation set are short" in page
+    assert ": 100/12 (3)." in page
+    # Another evaluation set in its place says nothing about this one.
+    manifest.write_text(json.dumps({"windows_sha256": "77", "buckets": cells}))
+    assert "no longer at `data/windows`" in page_of(sweep, tmp_path)
+
+
+@pytest.mark.usefixtures("quick")
+def test_near_ties_are_counted(sweep, tmp_path):
+    path = sweep / "records.parquet"
+    records = pl.read_parquet(path)
+    margin = pl.when(pl.int_range(pl.len()) < 5).then(5e-4).otherwise(1.0)
+    records = records.with_columns(
+        min_margin=margin.cast(pl.Float32), tie=pl.int_range(pl.len()) < 2
+    )
+    records.write_parquet(path)
+    folder = report.report([sweep], str(tmp_path / "out"))
+    models = pl.read_csv(folder / "tables/models.csv")
+    assert models.select("model", "ties", "near_ties").rows() == [
+        ("small", 2, 5),
+        ("large", 0, 0),
+        ("other", 0, 0),
+    ]
+
+
+def test_the_command_line(sweep, tmp_path):
+    command = [sys.executable, "-m", "experiments.extraction.report"]
+    done = subprocess.run(
+        [*command, f"--runs={sweep}", f"--out={tmp_path / 'out'}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == f"Report folder: {tmp_path / 'out'}"
