@@ -74,7 +74,7 @@ class Decoder(nn.Module):
     def __call__(self, tokens_BxT: jax.Array) -> jax.Array:
         """Returns logits_BxTxV, f32; those at t are of the token at t + 1.
 
-        An id outside the vocabulary makes its whole sequence NaN from there on.
+        An id outside the vocabulary makes all of its sequence NaN.
 
         Raises:
           UsageError: More than `max_positions` tokens.
@@ -143,7 +143,10 @@ class Decoder(nn.Module):
     ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         config = self.config
         positions_S = start + jnp.arange(tokens_BxS.shape[1])
-        x_BxSxD = self.embedding(tokens_BxS)
+        # Ids beyond the table give NaN, but negative ones would count from its end.
+        ids_BxS = jnp.asarray(tokens_BxS, jnp.int32)
+        ids_BxS = jnp.where(ids_BxS < 0, config.vocabulary_size, ids_BxS)
+        x_BxSxD = self.embedding(ids_BxS)
         if config.learned_positions:
             x_BxSxD = x_BxSxD + self.position_embedding(positions_S)[None]
         turn = None

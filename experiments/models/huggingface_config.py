@@ -1,9 +1,10 @@
 """The config.json of a Hugging Face folder, read into a `DecoderConfig` and written.
 
-Read are the keys that the reference implementation (transformers 5.24) reads to compute
-logits, in its present and its former spellings, with its defaults. A value that asks
-for something that is not built here is refused by name; a key that the reference does
-not read changes nothing there, and nothing here.
+Read are the keys from which the reference implementation (transformers 5.24) computes
+logits, in present and former spellings, with its defaults but for sizes, which must be
+given. A value that asks for what is not built here is refused by name; a key that the
+reference does not read changes nothing there, and nothing here. Dropout is for training
+and is not read; `reorder_and_upcast_attn` changes nothing in float32.
 """
 
 import dataclasses
@@ -78,7 +79,7 @@ class _Reader:
 
     def activation(self, key: str, default: str) -> str:
         value = self.get(key, default)
-        if value not in ACTIVATIONS:
+        if not isinstance(value, str) or value not in ACTIVATIONS:
             raise self.error(key, f"one of {', '.join(ACTIVATIONS)}")
         return value
 
@@ -106,14 +107,20 @@ def parse(values: dict[str, Any], place: str) -> DecoderConfig:
     """
     reader = _Reader(values, place)
     families = {model_type: family for family, model_type in _MODEL_TYPES.items()}
-    family = families.get(reader.get("model_type"))
+    family = families.get(str(reader.get("model_type")))
     if family is None:
-        raise reader.error("model_type", f"one of {', '.join(families)}")
+        raise reader.error(
+            "model_type",
+            f"one of {', '.join(families)} (a run of train_lm has its model when it is "
+            "done)",
+        )
     for key in ("is_encoder_decoder", "add_cross_attention"):
         reader.refuse_unless(key, False)
-    for key in ("quantization_config", "sliding_window", "rope_scaling"):
-        if not (key == "rope_scaling" and family == "gpt_neox"):
-            reader.refuse_unless(key)
+    for key in ("quantization_config", "sliding_window"):
+        reader.refuse_unless(key)
+    if family != "gpt_neox":
+        reader.refuse_unless("rope_scaling")
+        reader.refuse_unless("rope_parameters", {})
     try:
         config = _PARSERS[family](reader)
     except ValueError as error:
@@ -126,7 +133,6 @@ def parse(values: dict[str, Any], place: str) -> DecoderConfig:
 
 
 def _gpt2(reader: _Reader) -> DecoderConfig:
-    reader.refuse_unless("rope_parameters")
     config = decoder_config.gpt2(**_openai_sizes(reader))
     return dataclasses.replace(
         config,
@@ -139,7 +145,6 @@ def _gpt2(reader: _Reader) -> DecoderConfig:
 
 
 def _gpt_neo(reader: _Reader) -> DecoderConfig:
-    reader.refuse_unless("rope_parameters")
     config = decoder_config.gpt_neo(
         vocabulary_size=reader.size("vocab_size"),
         max_positions=reader.size("max_position_embeddings"),
@@ -171,7 +176,9 @@ def _kinds(reader: _Reader) -> list[str]:
             raise reader.error(
                 "attention_types", "entries such as [['global', 'local'], 12]"
             ) from None
-    if not isinstance(expanded, list) or not set(expanded) <= {GLOBAL, LOCAL}:
+    if not isinstance(expanded, list) or any(
+        k not in (GLOBAL, LOCAL) for k in expanded
+    ):
         key = "attention_layers" if types is None else "attention_types"
         raise reader.error(key, "'global' or 'local' for each layer")
     if layers is not None and layers != expanded:
@@ -184,7 +191,6 @@ def _gpt_j(reader: _Reader) -> DecoderConfig:
     reader.refuse_unless("scale_attn_weights", True)
     reader.refuse_unless("rotary_emb_base", 10_000)
     reader.refuse_unless("rope_theta", 10_000)
-    reader.refuse_unless("rope_parameters", {})
     reader.refuse_unless("tie_word_embeddings", False)
     config = decoder_config.gpt_j(
         **_openai_sizes(reader), rotary_dim=reader.size("rotary_dim")
@@ -198,6 +204,7 @@ def _gpt_j(reader: _Reader) -> DecoderConfig:
 
 def _gpt_neox(reader: _Reader) -> DecoderConfig:
     width, heads = reader.size("hidden_size"), reader.size("num_attention_heads")
+    reader.refuse_unless("head_dim", width // heads)
     base, fraction = _rope(reader)
     config = decoder_config.gpt_neox(
         vocabulary_size=reader.size("vocab_size"),
@@ -228,34 +235,32 @@ def _rope(reader: _Reader) -> tuple[float, float]:
     Up to transformers 4 they were `rotary_emb_base` and `rotary_pct`, then
     `rope_theta` and `partial_rotary_factor`, now inside `rope_parameters`.
     """
-    found: dict[str, dict[str, Any]] = {"base": {}, "fraction": {}}
-    names = {
-        "base": ("rotary_emb_base", "rope_theta"),
-        "fraction": ("rotary_pct", "partial_rotary_factor"),
-    }
-    for outer in ("rope_parameters", "rope_scaling"):
-        inner = reader.get(outer, {})
-        known = {"rope_type", "type", *names["base"], *names["fraction"]}
+    bases = ("rotary_emb_base", "rope_theta")
+    fractions = ("rotary_pct", "partial_rotary_factor")
+    readers = [reader]
+    for key in ("rope_parameters", "rope_scaling"):
+        inner = reader.get(key, {})
+        known = {"rope_type", "type", *bases, *fractions}
         if not isinstance(inner, dict) or not inner.keys() <= known:
-            raise reader.error(outer, f"keys among {', '.join(sorted(known))} alone")
-        if {inner.get(k, "default") for k in ("rope_type", "type")} != {"default"}:
-            raise reader.error(outer, "rope_type 'default', the only one built")
-        for what, keys in names.items():
-            found[what] |= {f"{outer}.{k}": inner[k] for k in keys if k in inner}
-    for what, keys in names.items():
-        found[what] |= {key: reader.get(key) for key in keys if key in reader}
+            raise reader.error(key, f"keys among {', '.join(sorted(known))} alone")
+        readers.append(_Reader(inner, f"{reader.place} in {key}"))
+        for kind in ("rope_type", "type"):
+            readers[-1].refuse_unless(kind, "default")
     return (
-        _agreed(reader, found["base"], decoder_config.ROTARY_BASE),
-        _agreed(reader, found["fraction"], 0.25),
+        _agreed(readers, bases, decoder_config.ROTARY_BASE),
+        _agreed(readers, fractions, 0.25),
     )
 
 
-def _agreed(reader: _Reader, found: dict[str, Any], default: float) -> float:
-    """The one value of several spellings of a key."""
-    if len(set(map(repr, map(float, found.values())))) > 1:
-        raise UsageError(f"{reader.place} has {found}, expected one value: correct it")
-    value = next(iter(found.values()), default)
-    return float(value)
+def _agreed(readers: list[_Reader], keys: tuple[str, ...], default: float) -> float:
+    """The number that every spelling of a key has, where it is given."""
+    found = [r.number(key, default) for r in readers for key in keys if key in r]
+    if len(set(found)) > 1:
+        raise UsageError(
+            f"{readers[0].place} gives {found} as {' and '.join(keys)}, expected one "
+            "number: correct the file"
+        )
+    return found[0] if found else default
 
 
 def _openai_sizes(reader: _Reader) -> dict[str, Any]:

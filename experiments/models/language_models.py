@@ -131,12 +131,16 @@ def save(
 
     Raises:
       UsageError: There is something in `folder`.
+      ValueError: The parameters are not those of the model.
     """
     path = pathlib.Path(folder).expanduser()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"{str(path)!r} exists: give another folder for the model")
     config = model.config
     flat = flax.traverse_util.flatten_dict(params["params"])
+    shapes = {path: np.shape(parameter) for path, parameter in flat.items()}
+    if shapes != _shapes(model):
+        raise ValueError("params have other names or shapes than the model's own")
     tensors = {}
     for slot in checkpoint_names.slots(config):
         parameter = np.asarray(flat[slot.path], np.float32)
@@ -224,17 +228,24 @@ def _read_params(
     slots: list[checkpoint_names.Slot],
     located: dict[str, tuple[pathlib.Path, str]],
 ) -> Params:
-    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     by_path = collections.defaultdict(list)
     for slot in slots:
         by_path[slot.path].append(slot)
     params = {}
-    for path, shape in flax.traverse_util.flatten_dict(shapes["params"]).items():
-        parameter = np.empty(shape.shape, np.float32)
+    for path, shape in _shapes(model).items():
+        parameter = np.empty(shape, np.float32)
         for slot in by_path[path]:
             _fill(parameter, slot, *located[slot.tensor], model.config)
         params[path] = jnp.asarray(parameter)
     return flax.traverse_util.unflatten_dict(params)
+
+
+def _shapes(model: Decoder) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Shape of every parameter, by its path below "params"."""
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    flat = flax.traverse_util.flatten_dict(params)
+    return {path: leaf.shape for path, leaf in flat.items()}
 
 
 def _fill(

@@ -55,11 +55,10 @@ def rotate(x_BxSxHxK: jax.Array, by: Rotation, rotary: Rotary) -> jax.Array:
     turned_BxSxHxR = x_BxSxHxK[..., : 2 * num_pairs]
     kept = x_BxSxHxK[..., 2 * num_pairs :]
     # With the two numbers of a pair along an axis of their own, only its place differs.
-    axis, pairs = (
-        (-1, (num_pairs, 2)) if rotary == "interleaved" else (-2, (2, num_pairs))
-    )
-    pairs_BxSxHxPx2 = turned_BxSxHxR.reshape(*x_BxSxHxK.shape[:-1], *pairs)
-    a, b = (jnp.take(pairs_BxSxHxPx2, i, axis=axis) for i in range(2))
+    axis = -1 if rotary == "interleaved" else -2
+    pairs = (num_pairs, 2) if rotary == "interleaved" else (2, num_pairs)
+    split = turned_BxSxHxR.reshape(*x_BxSxHxK.shape[:-1], *pairs)
+    a, b = jnp.moveaxis(split, axis, 0)
     cos, sin = by.cos_SxP[None, :, None], by.sin_SxP[None, :, None]
     turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=axis)
     return jnp.concatenate([turned.reshape(turned_BxSxHxR.shape), kept], axis=-1)
