@@ -21,12 +21,12 @@ flags and seed give the same windows.parquet, bit for bit. A window is chosen by
 random key: other lengths, edges or sample sizes do not change which windows come first.
 """
 
+import contextlib
 import pathlib
-import re
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,8 +70,7 @@ def build(config: DatasetConfig) -> pathlib.Path:
         something else.
       RunError: The corpus cannot be read, or a count is wrong.
     """
-    folder = run_folder.choose(config.out, _slug(config)).resolve()
-    with run_folder.locked(folder):
+    with _locked_folder(config.out) as folder:
         # Before the corpus is made, which may take long, and again when it is known.
         evaluation_set.finished(folder, config.record())
         source = corpus.load(
@@ -91,12 +90,31 @@ def build(config: DatasetConfig) -> pathlib.Path:
             folder, parts, record | {"buckets": cells}, source.tokenizer
         )
         seconds = time.perf_counter() - started
-        print(_table(cells))
+        print(_heading(config), _table(cells), sep="\n")
         print(
             f"{sum(map(len, parts)):,} windows in {seconds:.1f} s, peak memory "
             f"{_peak_memory() / 1e9:.2f} GB"
         )
     return folder
+
+
+@contextlib.contextmanager
+def _locked_folder(out: str) -> Iterator[pathlib.Path]:
+    folder = pathlib.Path(out).expanduser().resolve()
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(
+            f"out={out!r} is a file, expected a folder: give another --out"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(run_folder.locked(folder))
+        except RunError as error:
+            raise RunError(
+                f"another process is building {folder}: wait for it, or give another "
+                "--out"
+            ) from error
+        yield folder
 
 
 def _sampled_windows(
@@ -248,13 +266,19 @@ def _why_nothing(config: DatasetConfig, index: Index) -> str:
     }
     listed = ", ".join(f"{count} ({length} tokens)" for length, count in most.items())
     return (
-        f"edges={_listed(config.edges or ())}: no window occurs so often; the highest "
-        f"counts are {listed}: lower --edges"
+        f"edges={_listed(config.edges or ())}: no window has a count within them; the "
+        f"highest counts are {listed}: change --edges"
     )
 
 
+def _heading(config: DatasetConfig) -> str:
+    if config.sample == UNIFORM:
+        return "Windows by length: drawn/distinct ones in the corpus"
+    return f"Windows by length: taken/available (* fewer than {config.per_bucket})"
+
+
 def _table(cells: Sequence[dict[str, Any]]) -> str:
-    """Lengths across, buckets down."""
+    """Lengths to the right, counts downwards."""
     lengths = sorted({cell["length"] for cell in cells})
     table = [["count", *map(str, lengths)]]
     for bucket in sorted({cell["bucket"] for cell in cells}):
@@ -274,7 +298,7 @@ def _table(cells: Sequence[dict[str, Any]]) -> str:
         "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
         for line in table
     ]
-    return "\n".join(["Distinct windows by length: taken/available (* short)", *lines])
+    return "\n".join(lines)
 
 
 def _corpus_record(source: Corpus) -> dict[str, Any]:
@@ -297,24 +321,17 @@ def _peak_memory() -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _slug(config: DatasetConfig) -> str:
-    parts = [p for p in re.split(r"[^A-Za-z0-9_.-]+", config.corpus) if p]
-    return f"windows-{parts[-1] if parts else 'corpus'}"
-
-
 def _define_flags() -> None:
-    default = DatasetConfig()
+    default = DatasetConfig(out="")
     lengths = _listed(default.lengths)
     flags.DEFINE_string(
         "corpus",
         None,
         "stdlib (the sources of Python's standard library), text:GLOB, jsonl:GLOB, "
-        "tfds:NAME, tokens:FILE.npy or tokens:DIR; texts are tokenized into OUT/corpus "
+        "tfds:NAME, tokens:FILE.npy or tokens:DIR; texts are tokenised into OUT/corpus "
         f"first. Default: {default.corpus}",
     )
-    flags.DEFINE_string(
-        "out", None, "The folder of the set. Default: a new one under runs/"
-    )
+    flags.DEFINE_string("out", None, "The folder of the set; new, or empty")
     flags.DEFINE_string(
         "lengths", None, f"Tokens per window, with commas. Default: {lengths}"
     )
@@ -346,7 +363,8 @@ def _define_flags() -> None:
         "one_per_repeat",
         None,
         "by_count: at most one window of each maximal repeat (say, of a licence text) "
-        "per length and bucket, all repeats equally likely",
+        "per length and bucket, all repeats equally likely; windows that occur once "
+        "are drawn as ever",
     )
     flags.DEFINE_integer(
         "seed", None, f"Another seed, another sample. Default: {default.seed}"

@@ -18,8 +18,8 @@ class DatasetConfig:
     """One evaluation set.
 
     Attributes:
+      out: The folder.
       corpus: A SPEC of `experiments.extraction.corpus`.
-      out: The folder; empty makes a new one under runs/.
       lengths: Of the windows, in tokens, rising.
       sample: `by_count`: distinct windows by how often they occur; `uniform`: windows
         at random positions.
@@ -33,8 +33,8 @@ class DatasetConfig:
       verify: Count the chosen windows a second time, in another way.
     """
 
+    out: str
     corpus: str = "stdlib"
-    out: str = ""
     lengths: tuple[int, ...] = LENGTHS
     sample: str = BY_COUNT
     per_bucket: int = 1000
@@ -78,13 +78,15 @@ def parse(flags: dict[str, Any]) -> DatasetConfig:
       UsageError: Names the flag, its value, what was expected and the remedy.
 
     Example:
-      >>> parse({"lengths": "100,50", "edges": None}).lengths
+      >>> parse({"out": "windows", "lengths": "100,50", "edges": None}).lengths
       (50, 100)
     """
     given = {name: value for name, value in flags.items() if value is not None}
     for name in ("lengths", "edges"):
         if name in given:
             given[name] = _integers(name, given[name])
+    if not given.get("out"):
+        raise UsageError("--out is missing: give --out=FOLDER")
     config = DatasetConfig(**given)
     for name in ("per_bucket", "num_windows", "seed"):
         least = 0 if name == "seed" else 1
