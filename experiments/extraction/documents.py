@@ -9,6 +9,7 @@ import glob
 import gzip
 import json
 import math
+import os
 import pathlib
 import re
 import sysconfig
@@ -21,6 +22,7 @@ from experiments.errors import RunError, UsageError
 
 SPECS = ("stdlib", "text:GLOB", "jsonl:GLOB", "tfds:NAME")
 _KEY = "text"
+_EXCLUDED = {"site-packages", "dist-packages", "__pycache__"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,19 +133,17 @@ def find(spec: str) -> Documents:
 
 
 def _stdlib() -> list[pathlib.Path]:
-    folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
-    excluded = {"site-packages", "dist-packages", "__pycache__"}
-    names = sorted(
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*.py")
-        if not excluded & set(path.relative_to(folder).parts)
-    )
-    if not names:
+    root = pathlib.Path(sysconfig.get_paths()["stdlib"])
+    files = []
+    for parent, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in _EXCLUDED]
+        files += [pathlib.Path(parent, name) for name in names if name.endswith(".py")]
+    if not files:
         raise RunError(
-            f"corpus='stdlib': no *.py under {folder}: install Python with its "
+            f"corpus='stdlib': no *.py under {root}: install Python with its "
             "standard library's sources, or give --corpus=text:GLOB"
         )
-    return [folder / name for name in names]
+    return sorted(files, key=lambda path: path.relative_to(root).as_posix())
 
 
 def _matching(spec: str, pattern: str) -> list[pathlib.Path]:
