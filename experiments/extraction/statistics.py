@@ -12,6 +12,7 @@ are means over groups, R resamples, P distinct rows of per-cluster totals.
 import dataclasses
 
 import numpy as np
+import scipy.sparse
 import scipy.special
 
 CONFIDENCE = 0.95
@@ -29,13 +30,14 @@ class ClusterTotals:
     """What each cluster adds to each group; clusters that add the same are one row.
 
     Attributes:
-      values_PxG: float64, sum of the values of a cluster's windows in each group.
-      windows_PxG: float64, number of a cluster's windows in each group.
+      values_PxG: float64, sum of the values of a cluster's windows in each group;
+        sparse, as a cluster is in few groups.
+      windows_PxG: float64, number of a cluster's windows in each group; sparse.
       clusters_P: int64, number of clusters that have this row.
     """
 
-    values_PxG: np.ndarray
-    windows_PxG: np.ndarray
+    values_PxG: scipy.sparse.csr_array
+    windows_PxG: scipy.sparse.csr_array
     clusters_P: np.ndarray
 
     @property
@@ -144,9 +146,11 @@ def cluster_totals(
     )
     kept_E = first_P[row_C[clusters_E]] == clusters_E
     where = row_C[clusters_E[kept_E]], groups_E[kept_E]
-    values_PxG, windows_PxG = np.zeros((2, len(first_P), num_groups))
-    values_PxG[where] = values_E[kept_E]
-    windows_PxG[where] = windows_E[kept_E]
+    shape = len(first_P), num_groups
+    values_PxG, windows_PxG = (
+        scipy.sparse.csr_array((array_E[kept_E].astype(np.float64), where), shape)
+        for array_E in (values_E, windows_E)
+    )
     return ClusterTotals(values_PxG, windows_PxG, clusters_P)
 
 

@@ -46,7 +46,9 @@ def test_totals_are_those_of_a_count_by_hand(data):
         values_G = np.bincount(groups_N[inside_N], values_N[inside_N], minlength=3)
         row = (*values_G, *windows_G)
         rows[row] = rows.get(row, 0) + 1
-    found = np.concatenate([totals.values_PxG, totals.windows_PxG], axis=1)
+    found = np.concatenate(
+        [totals.values_PxG.toarray(), totals.windows_PxG.toarray()], axis=1
+    )
     assert dict(zip(map(tuple, found), totals.clusters_P, strict=True)) == rows
 
 
