@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from experiments.data import tfds
 from experiments.errors import RunError, UsageError
 
 SPECS = ("stdlib", "text:GLOB", "jsonl:GLOB", "tfds:NAME")
@@ -213,6 +212,9 @@ def _without_surrogates(text: str) -> str:
 
 
 def _tensorflow_data_set(spec: str, name: str) -> Documents:
+    # Its package loads scikit-learn, which takes seconds that few need to wait.
+    from experiments.data import tfds
+
     source = f"corpus={spec!r}"
     (examples,) = tfds.open_splits(name, ["train"], source)
     features = set(examples.dataset_info.features)
