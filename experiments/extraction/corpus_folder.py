@@ -64,8 +64,8 @@ def open_tokens(path: pathlib.Path, eos_id: int | None, tokenizer: str) -> Corpu
     corpus = open_folder(folder)
     if eos_id not in (None, corpus.eos_id):
         raise UsageError(
-            f"eos_id={eos_id}, but the separator of {folder} is {corpus.eos_id}: leave "
-            "--eos_id out"
+            f"eos_id={eos_id}, but {folder} was built with the separator "
+            f"{corpus.eos_id}: leave --eos_id out, or build it again with this one"
         )
     if given and byte_pairs.fingerprint(given) != corpus.tokenizer_fingerprint:
         raise UsageError(
@@ -150,12 +150,15 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text())
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']!r}")
-        return {**manifest, **{key: manifest[key] for key in _NEEDED}}
+        missing = [key for key in _NEEDED if key not in manifest]
+        if missing:
+            raise ValueError(f"it lacks {', '.join(missing)}")
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"{path} is not the manifest of a corpus ({error}; expected the format "
             f"{FORMAT!r}): build the corpus again, into another folder"
         ) from error
+    return manifest
 
 
 _NEEDED = ("eos_id", "vocabulary_size", "tokens_sha256", "tokenizer_fingerprint")

@@ -164,7 +164,7 @@ def _from_files(
     files: list[pathlib.Path],
     read: Callable[[pathlib.Path], Iterator[str]],
 ) -> Documents:
-    size = {"files": len(files), "bytes": sum(file.stat().st_size for file in files)}
+    size = {"count": len(files), "bytes": sum(file.stat().st_size for file in files)}
     return Documents(
         spec, len(files), size, lambda: (text for file in files for text in read(file))
     )

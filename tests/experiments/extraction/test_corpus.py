@@ -111,7 +111,7 @@ def test_a_folder_by_either_name(folder, tmp_path):
 def test_a_folder_takes_no_other_separator_or_tokenizer(folder, tmp_path, tokenizer):
     same = load(folder, tmp_path, eos_id=0, tokenizer=str(folder))
     assert same.eos_id == 0
-    with pytest.raises(UsageError, match=r"eos_id=3, but the separator of .* is 0"):
+    with pytest.raises(UsageError, match=r"eos_id=3, but .* with the separator 0"):
         load(folder, tmp_path, eos_id=3)
     with pytest.raises(UsageError, match=r"is not the one that made .*: leave"):
         load(folder, tmp_path, tokenizer=str(tokenizer))
@@ -166,7 +166,7 @@ def test_a_manifest_without_a_key(folder, tmp_path, key):
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest[key]
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(RunError, match=f"not the manifest of a corpus .'{key}'"):
+    with pytest.raises(RunError, match=f"not the manifest of a corpus .it lacks {key}"):
         load(folder, tmp_path)
 
 

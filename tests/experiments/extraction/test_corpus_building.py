@@ -375,3 +375,15 @@ def test_a_corpus_of_a_corpus(tmp_path, texts):
     ids = source[passage["start"] : passage["start"] + 60]
     assert documents(found).count(ids) == 2
     assert passage["length"] == 60 >= planting.WINDOW
+
+
+@pytest.mark.parametrize("tokenizer", ["", "given.json"])
+def test_a_bad_line_stops_the_build(tmp_path, tokenizer):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": 2}\n')
+    if tokenizer:
+        tokenizer = str(tmp_path / tokenizer)
+        byte_pairs.train(["one"], 257).save(tokenizer)
+    before = contents(tmp_path)
+    with pytest.raises(RunError, match=r"a\.jsonl, line 2: 'text' is int"):
+        build(Request(f"jsonl:{tmp_path}/a.jsonl", tokenizer), tmp_path / "out")
+    assert contents(tmp_path) == before

@@ -43,7 +43,7 @@ def test_stdlib_in_order_of_path(stdlib):
 def test_stdlib_size_and_bytes_that_are_not_text(stdlib):
     write(stdlib, **{"a.py": b"caf\xe9\r\n", "b.py": ""})
     found = documents.find("stdlib")
-    assert (found.count, found.size) == (2, {"files": 2, "bytes": 6})
+    assert (found.count, found.size) == (2, {"count": 2, "bytes": 6})
     # Twice: documents can be read again.
     assert list(found) == list(found) == ["caf\ufffd\r\n", ""]
 
