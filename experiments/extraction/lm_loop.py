@@ -36,7 +36,7 @@ class LmLoop:
         """
         self._folder, self._plan, self._checkpoints = folder, plan, checkpoints
         optimizer = plan.optimizer()
-        self._step = lm_step.make_step(plan.model, optimizer)
+        self._step = lm_step.make_step(plan.model, optimizer, plan.microbatch_size)
         self._learning_rates = plan.learning_rates()
         self._state = lm_step.init_state(plan.init_params(), optimizer)
         if checkpoints.latest_step() is None:

@@ -40,6 +40,14 @@ class LmPlan:
         return self.config.warmup_steps
 
     @property
+    def microbatch_size(self) -> int:
+        """As configured, or what suits the device."""
+        config = self.config
+        return config.microbatch_size or lm_step.default_microbatch_size(
+            config.batch_size, config.sequence_length, jax.default_backend()
+        )
+
+    @property
     def crops_per_epoch(self) -> int:
         """Sequences that visit the corpus once."""
         return lm_batches.crops_per_epoch(

@@ -74,11 +74,33 @@ def test_rates_without_warmup_start_at_the_peak():
     assert float(schedule(10)) == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize("microbatch_size", [1, 2, 4])
+def test_parts_make_the_gradient_of_the_whole(microbatch_size):
+    model = Bigram()
+    tokens_BxL = jax.random.randint(jax.random.key(4), (4, 6), 0, VOCABULARY_SIZE)
+    params = model.init(jax.random.key(0), tokens_BxL)
+    expected = jax.value_and_grad(lm_step.next_token_loss, argnums=1)(
+        model, params, tokens_BxL
+    )
+    found = lm_step.loss_and_gradient(model, params, tokens_BxL, microbatch_size)
+    for got, wanted in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "sequence_length", "expected"),
+    [(16, 32, 16), (24, 64, 8), (24, 100, 4), (7, 256, 1), (16, 2048, 1)],
+)
+def test_microbatches_on_a_cpu_divide_the_batch(batch_size, sequence_length, expected):
+    found = lm_step.default_microbatch_size(batch_size, sequence_length, "cpu")
+    assert found == expected
+
+
 def test_steps_add_their_losses_and_lower_them(tokens_BxL):
     model, optimizer = Bigram(), adamw()
     params = model.init(jax.random.key(0), tokens_BxL)
     first = float(lm_step.next_token_loss(model, params, tokens_BxL))
-    step = lm_step.make_step(model, optimizer)
+    step = lm_step.make_step(model, optimizer, microbatch_size=1)
     state = lm_step.init_state(params, optimizer)
     state = step(state, tokens_BxL)
     second = float(lm_step.next_token_loss(model, state.params, tokens_BxL))
@@ -94,4 +116,8 @@ def test_a_gradient_that_is_not_finite_shows_in_the_loss(tokens_BxL):
     params = model.init(jax.random.key(0), tokens_BxL)
     assert np.isfinite(lm_step.next_token_loss(model, params, tokens_BxL))
     state = lm_step.init_state(params, optimizer)
-    assert np.isnan(lm_step.make_step(model, optimizer)(state, tokens_BxL).loss_sum)
+    assert np.isnan(
+        lm_step.make_step(model, optimizer, microbatch_size=1)(
+            state, tokens_BxL
+        ).loss_sum
+    )

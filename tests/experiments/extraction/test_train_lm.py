@@ -27,6 +27,7 @@ CONFIG = LmConfig(
     max_positions=12,
     sequence_length=8,
     batch_size=4,
+    microbatch_size=2,
     num_steps=8,
     learning_rate=0.01,
     seed=5,
@@ -302,6 +303,47 @@ def test_a_folder_serves_once_the_mistake_is_corrected(
 def test_the_longest_sequence_is_the_corpus_but_one(config_in, tmp_path):
     config = config_in(tmp_path, sequence_length=99, max_positions=None)
     assert made_plan(config).crops_per_epoch == 1
+
+
+@pytest.fixture
+def texts(tmp_path):
+    for n in range(3):
+        (tmp_path / f"{n}.txt").write_text(f"text number {n} of three\n" * 9)
+    return f"text:{tmp_path}/*.txt"
+
+
+def test_texts_are_tokenised_into_the_run_folder(config_in, tmp_path, texts, capsys):
+    changes = {"corpus": texts, "tokenizer": "bpe:270", "eos_id": None}
+    config = config_in(tmp_path / "run", **changes)
+    # Killed while it wrote the tokens, the run has left this.
+    leftover = tmp_path / "run" / "corpus.partial" / "tokens.npy"
+    leftover.parent.mkdir(parents=True)
+    leftover.write_bytes(b"half a file")
+    folder = train_lm.train(config)
+    assert not leftover.parent.exists()
+    tokenizer = (folder / "corpus" / "tokenizer.json").read_bytes()
+    assert (folder / "model" / "tokenizer.json").read_bytes() == tokenizer
+    model, _ = models.load(folder)
+    record = json.loads((folder / "config.json").read_text())["derived"]
+    assert model.config.vocabulary_size == record["vocabulary_size"] == 270
+    assert model.config.eos_id == record["eos_id"] == 0
+    manifest = json.loads((folder / "corpus" / "manifest.json").read_text())
+    assert record["tokenizer_fingerprint"] == manifest["tokenizer_fingerprint"]
+    train_lm.train(config)
+    assert "Already finished" in capsys.readouterr().out
+
+
+def test_changed_texts_are_refused(config_in, tmp_path, texts):
+    changes = {"corpus": texts, "tokenizer": "bpe:270", "eos_id": None}
+    config = config_in(tmp_path / "run", **changes, sequence_length=100_000)
+    config = dataclasses.replace(config, max_positions=None)
+    with pytest.raises(UsageError, match=r"expected at least .* = 100001"):
+        train_lm.train(config)
+    before = contents(tmp_path / "run")
+    (tmp_path / "1.txt").write_text("another text")
+    with pytest.raises(UsageError, match="another corpus"):
+        train_lm.train(config)
+    assert contents(tmp_path / "run") == before
 
 
 def test_foreign_folder_is_refused(config_in, tmp_path):
