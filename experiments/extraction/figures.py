@@ -32,7 +32,7 @@ def draw_by_parameters(trend: Trend) -> matplotlib.figure.Figure:
         style = _style(color, marker, series.baseline) | {"linestyle": "none"}
         ax.plot(x, y, **style, label=series.name)
         _draw_fit(ax, series, color, "fit")
-        _annotate(ax, series, color)
+        _annotate(ax, series, color, _middle(trend))
     _log_axis(ax, trend, "parameters")
     _legend(figure, ax)
     return figure
@@ -61,12 +61,16 @@ def draw_by_context(trend: Trend) -> matplotlib.figure.Figure:
     """Figure 1c: a line for each model, with intervals."""
     figure = _new_figure()
     ax = _panel(figure, "Extractable fraction by context", trend)
-    for series, color, marker in _styled(trend.series):
-        _draw_intervals(ax, series, color, _extracted)
-        x, y = _coordinates(series, _extracted)
+    shifts = _shifts(len(trend.series))
+    for (series, color, marker), shift in zip(
+        _styled(trend.series), shifts, strict=True
+    ):
+        _draw_intervals(ax, series, color, _extracted, shift)
+        x, y = _coordinates(series, _extracted, shift)
         style = _style(color, marker, series.baseline)
         ax.plot(x, y, **style, label=_model_name(series))
     _log_axis(ax, trend, "tokens of context")
+    ax.set_xticks(_ticks(trend.contexts))
     _legend(figure, ax)
     return figure
 
@@ -81,17 +85,20 @@ def draw_by_length_and_context(trend: Trend) -> matplotlib.figure.Figure:
     measures = {"Extractable fraction by length and context": _extracted}
     if known:
         measures["Tokens of the suffix that are right"] = _tokens_correct
-    shades = _shades(len(trend.series))
+    styles = list(
+        zip(_shades(len(trend.series)), _shifts(len(trend.series)), strict=True)
+    )
     for i, (title, measure) in enumerate(measures.items()):
         ax = _panel(figure, title, trend, 1 + known, i)
-        for j, (series, color) in enumerate(zip(trend.series, shades, strict=True)):
-            # Moved sideways a little, or the intervals would hide each other.
-            shift = 1.01 ** (j - (len(shades) - 1) / 2)
+        for j, (series, (color, shift)) in enumerate(
+            zip(trend.series, styles, strict=True)
+        ):
             _draw_intervals(ax, series, color, measure, shift)
             x, y = _coordinates(series, measure, shift)
             style = _style(color, _MARKERS[j % len(_MARKERS)], False)
             ax.plot(x, y, **style, label=f"length {series.name}")
         _log_axis(ax, trend, "tokens of context")
+        ax.set_xticks(_ticks(trend.contexts))
         if measure is _tokens_correct:
             ax.set_ylabel("right tokens of the suffix")
     _legend(figure, figure.axes[0])
@@ -124,9 +131,12 @@ def _panel(
     index: int = 0,
 ) -> axes.Axes:
     ax = figure.add_subplot(1, num_panels, index + 1)
-    ax.set_title(title + "\n", loc="left", fontsize=11)
-    about = f"{trend.about}; {trend.sample}; 95 % intervals"
-    ax.text(0, 1.025, about, transform=ax.transAxes, fontsize=7.5, color=_GREY)
+    # A line of its own for what would not fit a narrow panel.
+    about = [trend.about, f"{trend.sample}; 95 % intervals"]
+    lines = "\n".join(about) if num_panels > 1 else "; ".join(about)
+    ax.set_title(title + "\n" * num_panels, loc="left", fontsize=11)
+    text = ax.text(0, 1.025, lines, transform=ax.transAxes, fontsize=7.5, color=_GREY)
+    text.set_in_layout(False)
     ax.set_ylabel("extractable windows")
     ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{100 * y:.3g}%"))
     ax.grid(axis="y", color="0.92")
@@ -151,6 +161,29 @@ def _log_axis(ax: axes.Axes, trend: Trend, xlabel: str) -> None:
     ax.set_xlabel(xlabel)
 
 
+def _ticks(x: Sequence[float]) -> list[float]:
+    """The points themselves, but for those too near to a neighbour to be labelled.
+
+    Example:
+      >>> _ticks([50, 100, 150, 200, 250, 300, 350, 400, 450])
+      [50, 100, 150, 200, 250, 300, 350, 450]
+    """
+    apart = (max(x) / min(x)) ** 0.06
+    ticks: list[float] = []
+    for tick in sorted(x):
+        # The last point has a label, if need be instead of the one before it.
+        if tick == max(x) and len(ticks) > 1 and tick < apart * ticks[-1]:
+            ticks.pop()
+        if not ticks or tick >= apart * ticks[-1]:
+            ticks.append(tick)
+    return ticks
+
+
+def _middle(trend: Trend) -> float:
+    x = [point.x for series in trend.series for point in series.points]
+    return math.sqrt(min(x) * max(x))
+
+
 def _legend(figure: matplotlib.figure.Figure, ax: axes.Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
     figure.legend(
@@ -170,6 +203,11 @@ def _styled(series: Sequence[Series]) -> list[tuple[Series, str, str]]:
         (s, _BASELINE if s.baseline else next(shades), _MARKERS[i % len(_MARKERS)])
         for i, s in enumerate(series)
     ]
+
+
+def _shifts(num: int) -> list[float]:
+    """Factors that move lines sideways a little, or their intervals hide each other."""
+    return [1.01 ** (i - (num - 1) / 2) for i in range(num)]
 
 
 def _shades(num: int) -> list[str]:
@@ -215,10 +253,8 @@ def _draw_band(ax: axes.Axes, series: Series, color: str, measure: _Measure) -> 
     ax.fill_between(x, *_ends(series, measure), color=color, alpha=0.18, linewidth=0)
 
 
-def _annotate(ax: axes.Axes, series: Series, color: str) -> None:
-    """Writes the models' names beside their points, inwards from the edges."""
-    x = [point.x for point in series.points]
-    middle = math.sqrt(min(x) * max(x))
+def _annotate(ax: axes.Axes, series: Series, color: str, middle: float) -> None:
+    """Writes the models' names beside their points, towards the middle."""
     for point in series.points:
         right = point.x > middle
         ax.annotate(

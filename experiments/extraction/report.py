@@ -100,7 +100,7 @@ def report(
     with run_folder.locked(folder):
         report_folder.claim(folder, runs.sweeps, _possible_files())
         found = _measure(runs, figure_5_bucket, seed)
-        files = _files(runs, found)
+        files = _files(runs, found, seed)
         _write(folder, files)
         report_folder.finish(folder, runs.sweeps, sorted(files))
     print(tables.markdown(tables.fits(found)))
@@ -128,7 +128,7 @@ def _measure(runs: SweepRuns, bucket: int | None, seed: int) -> dict[str, Trend]
 
 
 def _files(
-    runs: SweepRuns, found: dict[str, Trend]
+    runs: SweepRuns, found: dict[str, Trend], seed: int
 ) -> dict[str, str | matplotlib.figure.Figure]:
     """What the report consists of, by its path in the folder."""
     fits = tables.fits(found)
@@ -146,7 +146,7 @@ def _files(
         files[f"{TABLES}/{name}.csv"] = table.write_csv()
         files[f"{TABLES}/{name}.md"] = tables.markdown(table)
     # Last: what it points to is there.
-    files[REPORT] = report_page.write_page(runs, found, fits)
+    files[REPORT] = report_page.write_page(runs, found, fits, seed)
     return files
 
 

@@ -43,13 +43,13 @@ _CAPTIONS = {
         "Fraction of windows that are extractable against the tokens of context, all "
         "numbers of occurrences pooled; windows of length l are prompted by their "
         "first l - {suffix_length} tokens, so each context has windows of its own. "
-        "{sample}, the same for every model. Bars are 95 % intervals. Of the "
-        "baselines, the largest is shown."
+        "{sample}, the same for every model. Bars are 95 % intervals; lines are "
+        "moved sideways a little. Of the baselines, the largest is shown."
     ),
     FIGURE_5: (
         "Fraction of windows that are extractable, and share of the suffix's tokens "
         "that are right, against the tokens of context, for windows of different "
-        "lengths ({about}). {sample}. Bars are 95 % intervals; points are moved "
+        "lengths ({about}). {sample}. Bars are 95 % intervals; lines are moved "
         "sideways a little."
     ),
 }
@@ -66,8 +66,8 @@ Figures have the numbers of Carlini et al. 2023 (arXiv 2202.07646).
   that would be as telling as these clusters.
 - *Fits* are ordinary least squares of the fraction on log10 of what the figure varies;
   pp are percentage points. The interval of a slope comes from {resamples:,} refits to
-  resampled clusters, drawn once for all points, so that windows that two models share
-  stay shared. It is too narrow where only a handful of clusters have anything
+  resampled clusters (seed {seed}), drawn once for all points, so that windows that two
+  models share stay shared. It is too narrow where only a handful of clusters have anything
   extracted.
 - *Ties* are windows of which a suffix token shares the top logit; *near-ties* those of
   which the least margin (logit of the true token less the best other) is within
@@ -75,13 +75,16 @@ Figures have the numbers of Carlini et al. 2023 (arXiv 2202.07646).
 """
 
 
-def write_page(runs: SweepRuns, trends: Mapping[str, Trend], fits: pl.DataFrame) -> str:
+def write_page(
+    runs: SweepRuns, trends: Mapping[str, Trend], fits: pl.DataFrame, seed: int
+) -> str:
     """The report in Markdown.
 
     Args:
       runs: The sweeps.
       trends: What each figure shows; one without windows is left out.
       fits: As `tables.fits` has them.
+      seed: Of the resamples.
     """
     sections = [f"# How much was memorised\n\n{_measured(runs)}"]
     sections += [
@@ -92,10 +95,11 @@ def write_page(runs: SweepRuns, trends: Mapping[str, Trend], fits: pl.DataFrame)
     fits_link = f"[CSV]({TABLES}/fits.csv)"
     sections.append(f"## Log-linear fits\n\n{tables.markdown(fits)}\n{fits_link}\n")
     notes = "".join(f"- {note}\n" for note in _left_out(runs, trends))
-    sections.append(f"## Notes on what was left out\n\n{notes or 'Nothing.'}")
+    sections.append(f"## Notes on what was left out\n\n{notes}")
     method = _METHOD.format(
         suffix_length=runs.suffix_length,
         resamples=statistics.NUM_RESAMPLES,
+        seed=seed,
         near_tie=queries.NEAR_TIE,
     )
     sections.append(f"## How to read the numbers\n\n{method}")
@@ -171,14 +175,14 @@ def _left_out(runs: SweepRuns, trends: Mapping[str, Trend]) -> list[str]:
     empty = shared.filter(pl.col("context") == 0)["window_id"].n_unique()
     if empty:
         notes.append(
-            f"{empty:,} windows have an empty prompt: in Figures 1a and 1b, not in 1c, "
-            "whose axis is logarithmic."
+            f"{empty:,} windows have an empty prompt: they are in Figures 1a and 1b, "
+            "not in 1c and 5, whose axes are logarithmic."
         )
     for figure, trend in trends.items():
         if not trend.series:
             notes.append(f"{_TITLES[figure]}: not drawn, as no window fits it.")
     lines = [series.points for series in trends[FIGURE_5].series]
-    if all(len(points) == 1 for points in lines):
+    if lines and all(len(points) == 1 for points in lines):
         notes.append(
             "Figure 5 has one context for each length, so no lines: sweep with "
             "--config.contexts=50,100,150,... for it."

@@ -140,7 +140,8 @@ def by_context(runs: SweepRuns, seed: int) -> Trend:
 def by_length_and_context(runs: SweepRuns, bucket: int | None) -> Trend:
     """Figure 5: a line for each length against context, in one bucket.
 
-    For the largest model that has seen the corpus (the largest of all if none has).
+    For the largest model that has seen the corpus (the largest of all if none has). An
+    empty prompt is left out, as in `by_context`.
 
     Args:
       runs: The sweeps.
@@ -148,8 +149,10 @@ def by_length_and_context(runs: SweepRuns, bucket: int | None) -> Trend:
     """
     model = _largest_first(runs.models)[0]
     records = queries.models_with(runs.records, [model.name])
-    bucket = queries.fullest_bucket(records) if bucket is None else bucket
-    records = records.filter(pl.col("bucket") == bucket)
+    records = records.filter(pl.col("context") > 0)
+    if len(records):
+        chosen = queries.fullest_bucket(records) if bucket is None else bucket
+        records = records.filter(pl.col("bucket") == chosen)
     series = []
     for (length,), rows in records.sort("length").group_by(
         "length", maintain_order=True
@@ -257,9 +260,9 @@ def _lengths(records: pl.DataFrame) -> str:
 
 def _occurrences(records: pl.DataFrame) -> str:
     counts = records["count"].unique().sort().to_list()
-    if len(counts) == 1:
-        return f"{counts[0]} occurrences"
-    return f"{counts[0]} to {counts[-1]} occurrences"
+    if len(counts) <= 1:
+        return f"{sum(counts):,} occurrences"
+    return f"{counts[0]:,} to {counts[-1]:,} occurrences"
 
 
 def _trend(records: pl.DataFrame, series: Sequence[Series], about: str) -> Trend:

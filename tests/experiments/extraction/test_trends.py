@@ -175,6 +175,12 @@ def test_an_empty_prompt_counts_but_has_no_place_on_a_logarithmic_axis(runs):
     assert trends.by_parameters(more, 0).lengths == (50, 100, 150, 200)
     assert trends.by_repetitions(more, 0).windows == 233 + 100
     assert trends.by_context(more, 0).contexts == (50, 100, 150)
+    assert trends.by_length_and_context(more, 12).lengths == (100, 150, 200)
+    # Nothing else is left.
+    only = with_records(runs, empty)
+    assert trends.by_parameters(only, 0).series
+    for trend in (trends.by_context(only, 0), trends.by_length_and_context(only, None)):
+        assert (trend.series, trend.windows) == ((), 0)
 
 
 def test_without_members_the_baselines_are_shown(runs):
