@@ -67,8 +67,8 @@ Figures have the numbers of Carlini et al. 2023 (arXiv 2202.07646).
 - *Fits* are ordinary least squares of the fraction on log10 of what the figure varies;
   pp are percentage points. The interval of a slope comes from {resamples:,} refits to
   resampled clusters (seed {seed}), drawn once for all points, so that windows that two
-  models share stay shared. It is too narrow where only a handful of clusters have anything
-  extracted.
+  models share stay shared. It is too narrow where only a handful of clusters have
+  anything extracted.
 - *Ties* are windows of which a suffix token shares the top logit; *near-ties* those of
   which the least margin (logit of the true token less the best other) is within
   {near_tie:g} of 0, where rounding may turn the verdict.
