@@ -19,7 +19,7 @@ _BLOCK = 1 << 16
 def build(tokens_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sorts the suffixes, and checks that they are sorted.
 
-    Takes some 0.3 microseconds and 13 bytes per uint16 token, twice that for uint32.
+    While it runs it takes about 24 bytes per uint16 token, twice that for uint32.
 
     Args:
       tokens_N: uint16[N] or uint32[N], N at least 1.

@@ -64,9 +64,9 @@ def test_the_choice_is_the_start_of_a_larger_one_whatever_the_buckets(
 ):
     index = repeats.build(tokens_N, EOS, length)
     longer = repeats.build(tokens_N, EOS, 2 * length)
-    sample = window_sampling.by_count(index, length, GRID, per_bucket, seed)
     with small_blocks(block):
-        again = window_sampling.by_count(longer, length, GRID, 100, seed)
+        sample = window_sampling.by_count(index, length, GRID, per_bucket, seed)
+    again = window_sampling.by_count(longer, length, GRID, 100, seed)
     fewer_buckets = window_sampling.by_count(index, length, GRID[1:3], per_bucket, seed)
     whole = tokens_of(longer, again, length)
     windows = tokens_of(index, sample, length)
@@ -112,6 +112,9 @@ def test_positions_are_drawn_without_replacement(tokens_N, length, num_windows, 
     index = repeats.build(tokens_N, EOS, length)
     with small_blocks(block):
         sample = window_sampling.by_position(index, length, GRID, num_windows, seed=0)
+    again = window_sampling.by_position(index, length, GRID, 100, seed=0)
+    start = again.windows[:num_windows]
+    assert sample.windows.rows_K.tolist() == start.rows_K.tolist()
     expected = occurrences(tokens_N, EOS, length)
     drawn = Counter(tokens_of(index, sample, length))
     num_positions = sum(map(len, expected.values()))
