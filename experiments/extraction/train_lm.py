@@ -2,7 +2,7 @@
 
     python -m experiments.extraction.train_lm \\
         --config=experiments/extraction/configs/stdlib_tiny.py \\
-        --config.num_steps=200 --config.out=/tmp/run
+        --config.num_steps=200 --config.out=runs/tiny
 
 The keys are those of `experiments.extraction.lm_config.LmConfig`. Running the same
 command with the same `out` continues a run that was stopped, to the same bits: the
