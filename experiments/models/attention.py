@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from experiments.models.decoder_config import DecoderConfig
 from experiments.models.rotary import Rotation, rotate
 
+KERNEL_INIT = nn.initializers.normal(0.02)  # Radford et al. 2018.
+
 
 class KeysValues(NamedTuple):
     """Keys and values of one layer, f32[B, H, L, K] each.
@@ -92,7 +94,7 @@ class Attention(nn.Module):
         qkv_BxSxP = nn.Dense(
             3 * width,
             use_bias=config.qkv_bias,
-            kernel_init=kernel_init(config),
+            kernel_init=KERNEL_INIT,
             name="qkv",
         )(x_BxSxD)
         qkv = qkv_BxSxP.reshape(
@@ -115,18 +117,18 @@ class Attention(nn.Module):
         output_BxSxD = nn.Dense(
             width,
             use_bias=config.attention_output_bias,
-            kernel_init=residual_kernel_init(config),
+            kernel_init=residual_init(config.num_layers),
             name="output",
         )(mixed_BxSxD)
         return output_BxSxD, seen
 
     def _scale(self) -> float:
-        scale = (
-            1 / math.sqrt(self.config.head_dim) if self.config.scale_attention else 1
-        )
-        return (
-            scale / (self.layer + 1) if self.config.scale_attention_by_layer else scale
-        )
+        scale = 1.0
+        if self.config.scale_attention:
+            scale /= math.sqrt(self.config.head_dim)
+        if self.config.scale_attention_by_layer:
+            scale /= self.layer + 1
+        return scale
 
 
 def _updated(cached: KeysValues, added: KeysValues, start: jax.Array) -> KeysValues:
@@ -138,12 +140,6 @@ def _updated(cached: KeysValues, added: KeysValues, start: jax.Array) -> KeysVal
     )
 
 
-def kernel_init(config: DecoderConfig) -> nn.initializers.Initializer:
-    """Normal with deviation 0.02 (Radford et al. 2018)."""
-    del config
-    return nn.initializers.normal(0.02)
-
-
-def residual_kernel_init(config: DecoderConfig) -> nn.initializers.Initializer:
-    """The same over sqrt(2 num_layers), the number of sums (Radford et al. 2019)."""
-    return nn.initializers.normal(0.02 / math.sqrt(2 * config.num_layers))
+def residual_init(num_layers: int) -> nn.initializers.Initializer:
+    """`KERNEL_INIT` over sqrt(2 num_layers), as in GPT-2 (Radford et al. 2019)."""
+    return nn.initializers.normal(0.02 / math.sqrt(2 * num_layers))

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 
 from experiments.errors import UsageError
 from experiments.models.attention import (
+    KERNEL_INIT,
     Attention,
     KeysValues,
-    kernel_init,
-    residual_kernel_init,
+    residual_init,
 )
 from experiments.models.decoder_config import DecoderConfig
 from experiments.models.rotary import Rotation, rotation
@@ -57,7 +57,7 @@ class Decoder(nn.Module):
         """Makes the submodules; their names are those of the parameters."""
         config = self.config
         table = functools.partial(
-            nn.Embed, features=config.width, embedding_init=kernel_init(config)
+            nn.Embed, features=config.width, embedding_init=KERNEL_INIT
         )
         self.embedding = table(config.vocabulary_size)
         if config.learned_positions:
@@ -68,7 +68,7 @@ class Decoder(nn.Module):
             self.head = nn.Dense(
                 config.vocabulary_size,
                 use_bias=config.head_bias,
-                kernel_init=kernel_init(config),
+                kernel_init=KERNEL_INIT,
             )
 
     def __call__(self, tokens_BxT: jax.Array) -> jax.Array:
@@ -177,9 +177,9 @@ class Layer(nn.Module):
         self.attention = Attention(config, self.layer)
         if config.residual != "parallel_one_norm":
             self.mlp_norm = _norm(config)
-        self.mlp_input = nn.Dense(config.feed_forward, kernel_init=kernel_init(config))
+        self.mlp_input = nn.Dense(config.feed_forward, kernel_init=KERNEL_INIT)
         self.mlp_output = nn.Dense(
-            config.width, kernel_init=residual_kernel_init(config)
+            config.width, kernel_init=residual_init(config.num_layers)
         )
 
     def __call__(

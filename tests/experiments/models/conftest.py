@@ -2,6 +2,9 @@ import jax
 import numpy as np
 import pytest
 
+# It needs torch, in an environment of its own.
+collect_ignore = ["golden/make_golden.py"]
+
 
 @pytest.fixture(scope="session")
 def random_params():
