@@ -12,7 +12,7 @@ def test_the_whole_program_is_measured(tmp_path):
     windows = evaluation_set.load(tmp_path / "windows")
     assert windows.manifest["num_tokens"] == result["num_tokens"] == 40_000
     assert windows.windows["count"].max() > 1
-    assert result["seconds"] > 0
+    assert min(result["seconds"], result["cpu_seconds"]) > 0
     assert result["peak_memory_bytes"] > 2**24
 
 
