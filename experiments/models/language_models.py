@@ -90,6 +90,12 @@ def model_folder(folder: str | os.PathLike[str]) -> pathlib.Path:
     return path
 
 
+def architecture(folder: str | os.PathLike[str]) -> Decoder:
+    """The model in `folder`, without its weights; errors as those of `load`."""
+    path = model_folder(folder) / CONFIG
+    return Decoder(huggingface_config.parse(_read_json(path), str(path)))
+
+
 def load(folder: str | os.PathLike[str]) -> tuple[Decoder, Params]:
     """Reads a model and its weights, as float32.
 
@@ -106,12 +112,12 @@ def load(folder: str | os.PathLike[str]) -> tuple[Decoder, Params]:
       RunError: A broken file, or tensors that are not those of the config.
     """
     path = model_folder(folder)
-    config = huggingface_config.parse(_read_json(path / CONFIG), str(path / CONFIG))
+    model = architecture(path)
+    config = model.config
     located = _canonical(safetensors_folder.locate(path), config, path)
     _check_tied_head(located, config)
     slots = checkpoint_names.slots(config)
     _check_names(located, [slot.tensor for slot in slots], config, path)
-    model = Decoder(config)
     return model, {"params": _read_params(model, slots, located)}
 
 

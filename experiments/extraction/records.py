@@ -1,0 +1,118 @@
+"""What a sweep has found: one row per model, context and window, written part by part.
+
+parts/           finished parts of a sweep that goes on; each is whole or not there
+records.parquet  at the end: all rows, by model (in the sweep's order), context, length
+                 and window_id
+"""
+
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Sequence
+
+import polars
+
+from experiments.errors import RunError, one_line
+
+PARTS = "parts"
+RECORDS = "records.parquet"
+_PARTIAL = ".partial"
+_ROW_GROUP = 1 << 16
+
+COLUMNS = {
+    "window_id": polars.Int64(),
+    "model": polars.String(),
+    "params": polars.Int64(),
+    "length": polars.Int32(),
+    "context": polars.Int32(),
+    "count": polars.Int64(),
+    "bucket": polars.Int32(),
+    "extracted": polars.Boolean(),
+    "first_mismatch": polars.Int32(),
+    "tokens_correct": polars.Int32(),
+    "min_margin": polars.Float32(),
+    "tie": polars.Boolean(),
+    "suffix_logprob": polars.Float32(),
+}
+"""The columns of records.parquet.
+
+window_id       of windows.parquet, as are length (in tokens), count and bucket
+model, params   name and number of parameters of the model
+context         tokens of the prompt, which is the start of the window
+extracted       whether greedy decoding continues the prompt by the next 50 tokens
+first_mismatch  which of the 50 is the first that is not the argmax; 50 if all are
+tokens_correct  how many of the 50 are the argmax given the true ones before them
+min_margin      least of the 50 logits' distances to the largest other logit
+tie             some of the 50 shares the largest logit; the lowest id then wins
+suffix_logprob  natural log of the probability of the 50, given the prompt
+
+The last five are null if a sweep took verdicts only.
+"""
+
+GENERATED = {"generated": polars.List(polars.UInt32())}
+"""With `decode`: the 50 tokens that greedy decoding gives."""
+
+
+class Parts:
+    """The parts of one sweep, in the folder `parts` of its folder."""
+
+    def __init__(self, folder: pathlib.Path):
+        """Makes the folder `parts`, and removes what a killed sweep left unfinished."""
+        self._folder = folder / PARTS
+        self._folder.mkdir(exist_ok=True)
+        for partial in self._folder.glob(f"*{_PARTIAL}"):
+            partial.unlink()
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the part is finished."""
+        return self._path(name).exists()
+
+    def write(self, name: str, rows: polars.DataFrame) -> None:
+        """Writes a part, whole or not at all.
+
+        Args:
+          name: Letters, digits, `-` and `_`.
+          rows: With the columns of `COLUMNS`, and of `GENERATED` if the sweep decodes.
+        """
+        if not re.fullmatch(r"[\w-]+", name):
+            raise ValueError(f"part {name!r} is not a plain name")
+        write_parquet(rows, self._path(name))
+
+    def read(self, name: str) -> polars.DataFrame:
+        """Reads a part.
+
+        Raises:
+          RunError: It is damaged.
+        """
+        path = self._path(name)
+        try:
+            return polars.read_parquet(path)
+        except (OSError, polars.exceptions.PolarsError) as error:
+            raise RunError(
+                f"{path} is damaged ({one_line(error, limit=160)}): delete it, and "
+                "sweep again to make it anew"
+            ) from error
+
+    def remove(self) -> None:
+        """Deletes all parts, once they are merged."""
+        shutil.rmtree(self._folder)
+
+    def _path(self, name: str) -> pathlib.Path:
+        return self._folder / f"{name}.parquet"
+
+
+def merge(rows: Sequence[polars.DataFrame], models: Sequence[str]) -> polars.DataFrame:
+    """All rows in the order of records.parquet; `models` is the order of models."""
+    order = polars.col("model").cast(polars.Enum(models))
+    return polars.concat(rows).sort(order, "context", "length", "window_id")
+
+
+def write_parquet(rows: polars.DataFrame, path: pathlib.Path) -> None:
+    """Writes a file, whole or not at all; the same rows make the same bytes."""
+    partial = path.with_name(path.name + _PARTIAL)
+    with partial.open("wb") as file:
+        rows.write_parquet(file, compression="zstd", row_group_size=_ROW_GROUP)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
