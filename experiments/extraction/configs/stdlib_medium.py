@@ -1,4 +1,8 @@
-"""A GPT-NeoX of 2.6 M parameters on the standard library, medium among four sizes."""
+"""A GPT-NeoX on the sources of the standard library, the third of four sizes.
+
+With a vocabulary of 2,048 entries, as in launch/figure_1.sh, it has 1.1 M parameters.
+1,000 steps visit that script's corpus 7.4 times.
+"""
 
 import ml_collections
 
@@ -9,12 +13,11 @@ def get_config() -> ml_collections.ConfigDict:
     """Returns the config."""
     return lm_config.make(
         corpus="stdlib",
-        tokenizer="bpe:2048",
-        model="gpt_neox:layers=4:width=192:heads=6",
+        model="gpt_neox:layers=3:width=128:heads=4",
         sequence_length=256,
         batch_size=16,
-        num_steps=4000,
-        learning_rate=0.002,
+        num_steps=1000,
+        learning_rate=0.003,
         log_interval=20,
         checkpoint_interval=200,
     )

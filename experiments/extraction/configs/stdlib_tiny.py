@@ -1,4 +1,8 @@
-"""A GPT-NeoX of 0.36 M parameters on the standard library, tiny among four sizes."""
+"""A GPT-NeoX on the sources of the standard library, the smallest of four sizes.
+
+With a vocabulary of 2,048 entries, as in launch/figure_1.sh, it has 0.16 M parameters.
+1,000 steps visit that script's corpus 7.4 times.
+"""
 
 import ml_collections
 
@@ -9,12 +13,11 @@ def get_config() -> ml_collections.ConfigDict:
     """Returns the config."""
     return lm_config.make(
         corpus="stdlib",
-        tokenizer="bpe:2048",
-        model="gpt_neox:layers=2:width=64:heads=2",
+        model="gpt_neox:layers=2:width=32:heads=2",
         sequence_length=256,
         batch_size=16,
-        num_steps=4000,
-        learning_rate=0.003,
+        num_steps=1000,
+        learning_rate=0.005,
         log_interval=20,
         checkpoint_interval=200,
     )

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# From the standard library's sources to Figures 1 and 5: corpora with planted repeats, an
+# evaluation set, models that saw the corpus and models that did not, the sweep, the
+# report. Repeated, the command goes on where it was stopped.
+#
+#   bash launch/figure_1.sh [SCALE [OUT]]
+#
+# SCALE: stdlib (four sizes, half an hour on two cores; the default), quickstart (two
+# sizes, four minutes), or tiny (to see it run). OUT is runs/figure_1_SCALE by default.
+set -euo pipefail
+. "$(dirname "$0")/environment.sh"
+
+scale=${1:-stdlib}
+out=${2:-runs/figure_1_$scale}
+
+case $scale in
+  stdlib)
+    members="tiny small medium large" others="small large" steps=1000
+    corpus=(--max_tokens=100000 --plant_passages=24 --plant_tokens=300)
+    windows=(--lengths=60,75,100,150,250 --per_bucket=1000)
+    ;;
+  quickstart)
+    members="tiny small" others="small" steps=600
+    corpus=(--max_tokens=50000 --plant_passages=8 --plant_tokens=250)
+    windows=(--lengths=60,100,200 --per_bucket=200)
+    ;;
+  tiny)
+    members="tiny small" others="tiny" steps=2
+    corpus=(--max_tokens=4000 --plant_passages=1 --plant_tokens=150)
+    windows=(--lengths=60,100 --per_bucket=10)
+    ;;
+  *)
+    echo "error: SCALE=$scale, expected stdlib, quickstart or tiny" >&2
+    exit 2
+    ;;
+esac
+
+run() {
+  local binary=$1
+  shift
+  python -m "experiments.extraction.$binary" "$@"
+}
+
+train() { # CORPUS NAME...
+  local corpus=$1 name
+  shift
+  for name in "$@"; do
+    run train_lm --config="experiments/extraction/configs/stdlib_$name.py" \
+      --config.corpus="tokens:$out/${corpus}_corpus" --config.num_steps="$steps" \
+      --config.out="$out/${corpus}_$name"
+  done
+}
+
+folders() { # CORPUS NAME...: their run folders, with commas between
+  local corpus=$1
+  shift
+  printf "$out/${corpus}_%s\n" "$@" | paste -sd, -
+}
+
+# Members of the training set, with passages planted 1 to 32 times that occur nowhere
+# else, and documents that no member has seen.
+run build_corpus --corpus=stdlib --tokenizer=bpe:2048 --part=0/3 --plant_from=2/3 \
+  --plant_counts=1,2,4,8,16,32 "${corpus[@]}" --out="$out/member_corpus"
+run build_corpus --corpus=stdlib --tokenizer="$out/member_corpus" --part=1/3 \
+  --max_tokens=300000 --out="$out/other_corpus"
+run build_dataset --corpus="tokens:$out/member_corpus" "${windows[@]}" --out="$out/windows"
+
+# shellcheck disable=SC2086
+{
+  train member $members
+  train other $others
+  run sweep --config=experiments/extraction/configs/figure_1.py \
+    --config.models="$(folders member $members)" \
+    --config.baselines="$(folders other $others)" \
+    --config.windows="$out/windows" --config.out="$out/sweep"
+}
+run report --runs="$out/sweep" --out="$out/report"
