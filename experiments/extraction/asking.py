@@ -1,7 +1,7 @@
-"""One loaded model, asked about windows of one length, in batches of one shape.
+"""One loaded model, asked about windows in batches of one shape.
 
-Every program is compiled before the first batch, for exactly the batch it will get: a
-last batch that is not full is filled up with its own first rows.
+There is one compiled program for each function and shape of its inputs. A last batch
+that is not full is filled up with its own rows again.
 """
 
 import functools
@@ -10,93 +10,146 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from experiments.extraction import decoding, verdicts
-from experiments.extraction.sweep_plan import Prompts
-from experiments.extraction.verdicts import Verdicts
+from experiments.extraction import decoding, early_rejection, verdicts
+from experiments.extraction.verdicts import Scores
 
-Program = Callable[[Any, np.ndarray], Any]
+Progress = Callable[[int], object]
+"""Called with the number of windows that are done since it was last called."""
 
 
 class Asker:
-    """What one model says about one set of prompts.
+    """What one model says about windows.
+
+    The methods take windows tokens_NxT i32 with the prompt first. Matrix products have
+    the precision of the caller's `jax.default_matmul_precision`.
 
     Attributes:
-      compile_seconds: What compiling took.
+      compile_seconds: What tracing and compiling took so far.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        params: Any,
-        prompts: Prompts,
-        *,
-        batch_size: int,
-        decode: bool,
-    ):
-        """Compiles, with the matmul precision of the caller's context.
+    def __init__(self, model: Any, params: Any, batch_size: int):
+        """Compiles nothing yet.
 
         Args:
           model: A causal language model of `experiments.models`.
           params: Its parameters.
-          prompts: Their windows have N rows of T tokens in what follows.
-          batch_size: B.
-          decode: Whether `generate` will be called.
+          batch_size: B, of every program.
         """
-        self._params = params
+        self.compile_seconds = 0.0
+        self._model, self._params = model, params
         self._batch_size = batch_size
-        contexts = prompts.model_contexts
-        shape_BxT = (batch_size, prompts.num_positions + 1)
-        start = time.perf_counter()
-        self._score = _compiled(
-            functools.partial(verdicts.score, model, contexts=contexts),
-            params,
-            shape_BxT,
-        )
-        self._generate = [
-            _compiled(functools.partial(_continued, model, context), params, shape_BxT)
-            for context in (contexts if decode else ())
-        ]
-        self.compile_seconds = time.perf_counter() - start
+        self._programs: dict[Any, Callable[..., Any]] = {}
 
-    def verdicts(self, tokens_NxT: np.ndarray) -> Verdicts:
-        """Verdicts of shape [N, K], for K contexts."""
-        parts = [
-            jax.tree.map(
-                lambda x, n=num_rows: np.asarray(x)[:n],
-                self._score(self._params, tokens_BxT),
+    @property
+    def num_programs(self) -> int:
+        """How many programs were compiled so far."""
+        return len(self._programs)
+
+    def scores(
+        self,
+        tokens_NxT: np.ndarray,
+        contexts: tuple[int, ...],
+        progress: Progress = lambda _: None,
+    ) -> Scores:
+        """Scores of the suffixes after each of K contexts, [N, K, 50]."""
+        batches = []
+        for num_rows, tokens_BxT in _batches(tokens_NxT, self._batch_size):
+            scores = self._run(verdicts.score, tokens_BxT, contexts=contexts)
+            batches.append(
+                jax.tree.map(lambda x, n=num_rows: np.asarray(x)[:n], scores)
             )
-            for num_rows, tokens_BxT in self._batches(tokens_NxT)
-        ]
-        return verdicts.judge(jax.tree.map(lambda *x: np.concatenate(x), *parts))
+            progress(num_rows)
+        return jax.tree.map(lambda *xs: np.concatenate(xs), *batches)
 
-    def generate(self, tokens_NxT: np.ndarray) -> np.ndarray:
-        """The tokens that greedy decoding gives, i32[N, K, 50]."""
-        generated = [
-            np.stack(
-                [np.asarray(f(self._params, tokens_BxT)) for f in self._generate], 1
-            )[:num_rows]
-            for num_rows, tokens_BxT in self._batches(tokens_NxT)
-        ]
-        return np.concatenate(generated)
+    def generate(
+        self,
+        tokens_NxT: np.ndarray,
+        context: int,
+        progress: Progress = lambda _: None,
+    ) -> np.ndarray:
+        """What greedy decoding makes of the first `context` tokens, i32[N, 50].
 
-    def _batches(self, tokens_NxT: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Full batches, and how many of their rows count."""
-        for start in range(0, len(tokens_NxT), self._batch_size):
-            rows = tokens_NxT[start : start + self._batch_size]
-            yield len(rows), np.resize(rows, (self._batch_size, rows.shape[1]))
+        From where logits are NaN on, it is the vocabulary's size, which is no id.
+        """
+        batches = []
+        prompts_NxC = tokens_NxT[:, :context]
+        for num_rows, prompts_BxC in _batches(prompts_NxC, self._batch_size):
+            generated_Bx50 = self._run(decoding.generate, prompts_BxC)
+            batches.append(np.asarray(generated_Bx50)[:num_rows])
+            progress(num_rows)
+        return np.concatenate(batches)
+
+    def extractable(
+        self,
+        tokens_NxT: np.ndarray,
+        context: int,
+        near_tie: float,
+        progress: Progress = lambda _: None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Whether the suffixes are extractable, for less than `scores`.
+
+        Args:
+          tokens_NxT: Windows.
+          context: Length of the prompt.
+          near_tie: Where the least margin is not beyond this, `scores` decides.
+          progress: See `Progress`.
+
+        Returns:
+          bool[N], whether the suffix is extractable, and bool[N], whether the logits
+          are finite.
+        """
+        margins = []
+        for num_rows, tokens_BxT in _batches(tokens_NxT, self._batch_size):
+            margin_B = self._least_margins(tokens_BxT, num_rows, context, near_tie)
+            margins.append(margin_B[:num_rows])
+            progress(num_rows)
+        margin_N = np.concatenate(margins)
+        extracted_N, finite_N = margin_N > 0, np.ones(len(margin_N), bool)
+        # Those with a NaN are among them.
+        unsure_U = np.flatnonzero(~(np.abs(margin_N) > near_tie))
+        if len(unsure_U):
+            scores = self.scores(tokens_NxT[unsure_U], (context,))
+            extracted_N[unsure_U] = verdicts.judge(scores).extracted[:, 0]
+            finite_N[unsure_U] = verdicts.finite(scores)[:, 0]
+        return extracted_N, finite_N
+
+    def _least_margins(
+        self, tokens_BxT: np.ndarray, num_rows: int, context: int, near_tie: float
+    ) -> np.ndarray:
+        """Least margin over the suffix; of rejected rows, over its first tokens."""
+        scores, cache = self._run(
+            early_rejection.score_first, tokens_BxT, context=context
+        )
+        margin_B = early_rejection.least_margin(scores)
+        left = np.flatnonzero(~(margin_B[:num_rows] < -near_tie)).astype(np.int32)
+        group = max(1, self._batch_size // 4)
+        for num_left, rows_G in _batches(left, group):
+            rest = self._run(
+                early_rejection.score_rest, tokens_BxT, cache, rows_G, context=context
+            )
+            rows = rows_G[:num_left]
+            least = early_rejection.least_margin(rest)[:num_left]
+            margin_B[rows] = np.minimum(margin_B[rows], least)
+        return margin_B
+
+    def _run(self, function: Callable[..., Any], *arrays: Any, **static: Any) -> Any:
+        """`function(model, params, *arrays, **static)`, compiled at the first call."""
+        shapes = tuple(x.shape for x in jax.tree.leaves(arrays))
+        key = (function, shapes, tuple(static.items()))
+        if key not in self._programs:
+            start = time.perf_counter()
+            program = functools.partial(function, self._model, **static)
+            self._programs[key] = (
+                jax.jit(program).lower(self._params, *arrays).compile()
+            )
+            self.compile_seconds += time.perf_counter() - start
+        return self._programs[key](self._params, *arrays)
 
 
-def _continued(
-    model: Any, context: int, params: Any, tokens_BxT: jax.Array
-) -> jax.Array:
-    return decoding.generate(model, params, tokens_BxT[:, :context])
-
-
-def _compiled(
-    function: Callable[..., Any], params: Any, shape_BxT: tuple[int, int]
-) -> Program:
-    tokens_BxT = jax.ShapeDtypeStruct(shape_BxT, jnp.int32)
-    return jax.jit(function).lower(params, tokens_BxT).compile()
+def _batches(rows: np.ndarray, size: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Batches of `size` rows, and how many of them count."""
+    for start in range(0, len(rows), size):
+        batch = rows[start : start + size]
+        yield len(batch), np.resize(batch, (size, *rows.shape[1:]))

@@ -12,59 +12,39 @@ prefix of the window's own occurrence). That is decided without decoding, by one
 teacher-forced pass (see verdicts.py), and written to records.parquet (see records.py)
 with how far the verdict is from turning.
 
-With decode=True the 50 tokens are generated as well, and the two verdicts compared.
-They are computed in another order, so where logits are equal up to rounding they may
+With decode=True the 50 tokens are generated as well, and compared with the verdict.
+They are computed in another order, so where logits are equal up to rounding the two may
 differ; any other difference stops the sweep.
 
-The same command with the same `out` continues a sweep that was stopped, to the same
-records, bit for bit, on the same machine and versions.
+The folder holds config.json (with what was swept, by hashes), records.parquet,
+clusters.parquet (which windows lie in one repeated passage) and metrics.jsonl (how long
+each part took). The same command with the same `out` continues a sweep that was
+stopped, to the same records, bit for bit, on the same machine and versions.
 """
 
 import dataclasses
+import inspect
+import json
 import pathlib
 import shutil
 import time
 from typing import Any
 
 import jax
-import numpy as np
 import polars
 import tqdm
 from ml_collections import config_flags
 
-from experiments import command_line, models, run_folder
-from experiments.errors import RunError
-from experiments.extraction import records, sweep_config, sweep_plan
+from experiments import command_line, models, run_folder, tuple_flags
+from experiments.errors import RunError, UsageError
+from experiments.extraction import answers, records, sweep_config, sweep_plan
 from experiments.extraction.asking import Asker
 from experiments.extraction.records import Parts
 from experiments.extraction.sweep_config import SweepConfig
-from experiments.extraction.sweep_plan import (
-    BATCHES_PER_PART,
-    Prompts,
-    SweepPlan,
-    SweptModel,
-)
-from experiments.extraction.verdicts import SUFFIX_LENGTH, Verdicts
+from experiments.extraction.sweep_models import SweptModel
+from experiments.extraction.sweep_plan import Part, SweepPlan
 
 CLUSTERS = "clusters.parquet"
-# Logits closer than this may be equal up to rounding.
-NEAR_TIE = 1e-3
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A run of rows of one set of prompts, asked of one model."""
-
-    model: SweptModel
-    prompts: Prompts
-    start: int
-    stop: int
-    name: str
-
-    @property
-    def num_records(self) -> int:
-        """One for each window and context."""
-        return (self.stop - self.start) * len(self.prompts.contexts)
 
 
 def main() -> None:
@@ -83,212 +63,161 @@ def sweep(config: SweepConfig) -> pathlib.Path:
     plan = sweep_plan.make_plan(config)
     folder = run_folder.choose(config.out, "sweep").resolve()
     with run_folder.locked(folder):
+        _check_same_inputs(folder, plan.record())
         run_folder.claim(folder, plan.record())
         if (folder / records.RECORDS).exists():
-            # A sweep that was stopped between the merge and this.
+            # A sweep may have been stopped between the merge and this.
             shutil.rmtree(folder / records.PARTS, ignore_errors=True)
             print(f"Already finished: {folder}")
         else:
             _sweep_in(folder, plan)
-        _summarize(polars.read_parquet(folder / records.RECORDS), plan)
+        _summarize(folder, plan)
     return folder
 
 
-def _sweep_in(folder: pathlib.Path, plan: SweepPlan) -> None:
-    if plan.num_skipped:
-        print(
-            f"{plan.num_skipped:,} windows of {SUFFIX_LENGTH} tokens leave no prompt "
-            "and are left out; set --config.empty_prompt=bos to prompt with the "
-            "separator"
+def _check_same_inputs(folder: pathlib.Path, record: dict[str, Any]) -> None:
+    """Raises `UsageError` if `folder` is of the same config with other inputs."""
+    path = folder / run_folder.CONFIG
+    try:
+        before = json.loads(path.read_text()) if path.exists() else {}
+        derived = before["derived"] if set(before) == set(record) else {}
+        same_config = all(before[k] == record[k] for k in record if k != "derived")
+        if not derived or not same_config:
+            return
+    except (ValueError, TypeError, KeyError):
+        # Not the config of a sweep: claiming the folder says so.
+        return
+    changed = [
+        key for key, value in record["derived"].items() if derived.get(key) != value
+    ]
+    if changed:
+        raise UsageError(
+            f"config.out={str(folder)!r} holds a sweep of the same config with other "
+            f"{', '.join(changed)}: give another --config.out"
         )
-    records.write_parquet(
-        plan.windows.windows.select("window_id", "cluster"), folder / CLUSTERS
-    )
-    parts, finished = _parts(plan), Parts(folder)
-    total = sum(part.num_records for part in parts)
-    with tqdm.tqdm(total=total, unit="window", smoothing=0) as progress_bar:
+
+
+def _sweep_in(folder: pathlib.Path, plan: SweepPlan) -> None:
+    for note in plan.notes:
+        print(note)
+    clusters = plan.windows.windows.select("window_id", "cluster")
+    records.write_parquet(clusters, folder / CLUSTERS)
+    finished = Parts(folder)
+    parts = {model.name: plan.parts(model) for model in plan.models}
+    missing = {
+        name: [part for part in own if part.name not in finished]
+        for name, own in parts.items()
+    }
+    num_left, total = _num_records(missing), _num_records(parts)
+    with tqdm.tqdm(
+        total=total, initial=total - num_left, unit="window", smoothing=0.1
+    ) as progress_bar:
         for model in plan.models:
-            own = [part for part in parts if part.model == model]
-            missing = [part for part in own if part.name not in finished]
-            progress_bar.initial += sum(p.num_records for p in own if p not in missing)
-            progress_bar.update(0)
-            progress_bar.set_postfix_str(model.name)
-            _ask(model, missing, plan, finished, progress_bar)
+            progress_bar.set_description_str(model.name)
+            _ask(model, missing[model.name], folder, plan, finished, progress_bar)
     rows = records.merge(
-        [finished.read(part.name) for part in parts], [m.name for m in plan.models]
+        [finished.read(part.name) for own in parts.values() for part in own],
+        list(parts),
     )
+    if len(rows) != total:
+        raise RunError(
+            f"{folder / records.PARTS} holds {len(rows):,} records, expected "
+            f"{total:,}: delete it, and sweep again"
+        )
     records.write_parquet(rows, folder / records.RECORDS)
     finished.remove()
 
 
-def _parts(plan: SweepPlan) -> list[Part]:
-    rows_per_part = BATCHES_PER_PART * plan.config.batch_size
-    return [
-        Part(
-            model,
-            prompts,
-            start,
-            min(start + rows_per_part, len(prompts.windows)),
-            f"{i:03d}-{prompts.name}-{start:09d}",
-        )
-        for i, model in enumerate(plan.models)
-        for prompts in plan.prompts
-        for start in range(0, len(prompts.windows), rows_per_part)
-    ]
+def _num_records(parts: dict[str, list[Part]]) -> int:
+    return sum(part.num_records for own in parts.values() for part in own)
 
 
 def _ask(
     swept: SweptModel,
     parts: list[Part],
+    folder: pathlib.Path,
     plan: SweepPlan,
     finished: Parts,
     progress_bar: tqdm.tqdm,
 ) -> None:
-    """Writes the parts of one model."""
+    """Writes the parts of one model, which is in memory meanwhile."""
     if not parts:
         return
     config = plan.config
     model, params = models.load(swept.folder)
-    compile_seconds, start = 0.0, time.perf_counter()
-    with jax.default_matmul_precision(config.matmul_precision):
-        for prompts in plan.prompts:
-            own = [part for part in parts if part.prompts is prompts]
-            if not own:
-                continue
-            asker = Asker(
-                model,
-                params,
-                prompts,
-                batch_size=config.batch_size,
-                decode=config.decode,
-            )
-            compile_seconds += asker.compile_seconds
-            tokens_NxT = prompts.tokens()
-            for part in own:
-                rows = _answer(asker, part, tokens_NxT[part.start : part.stop], config)
-                finished.write(part.name, rows)
-                progress_bar.update(part.num_records)
-    seconds = time.perf_counter() - start - compile_seconds
-    num_records = sum(part.num_records for part in parts)
-    progress_bar.write(
-        f"{swept.name}: {num_records / seconds:,.0f} windows/s after "
-        f"{compile_seconds:.1f} s of compiling"
-    )
-
-
-def _answer(
-    asker: Asker, part: Part, tokens_NxT: np.ndarray, config: SweepConfig
-) -> polars.DataFrame:
-    """The records of a part, by context and then by window."""
-    answers = asker.verdicts(tokens_NxT)
-    windows = part.prompts.windows[part.start : part.stop]
-    _check_finite(answers, part.model, windows)
-    generated = _generated(asker, tokens_NxT, answers, part) if config.decode else None
-    frames = []
-    for k, context in enumerate(part.prompts.contexts):
-        columns: dict[str, Any] = {
-            "window_id": windows["window_id"],
-            "model": part.model.name,
-            "params": part.model.params,
-            "length": windows["length"],
-            "context": context,
-            "count": windows["count"],
-            "bucket": windows["bucket"],
+    asker = Asker(model, params, config.batch_size)
+    for part in parts:
+        start, compiled = time.perf_counter(), asker.compile_seconds
+        with jax.default_matmul_precision(config.matmul_precision):
+            answer = answers.answer(asker, part, config, progress_bar.update)
+        compile_seconds = asker.compile_seconds - compiled
+        for line in answer.near_ties:
+            progress_bar.write(f"near-tie: {line}")
+        metrics = {
+            "part": part.name,
+            "model": swept.name,
+            "windows": part.num_records,
+            "seconds": time.perf_counter() - start - compile_seconds,
+            "compile_seconds": compile_seconds,
+            "decoding_differs": len(answer.near_ties),
         }
-        for field in dataclasses.fields(answers):
-            columns[field.name] = getattr(answers, field.name)[:, k]
-        frame = polars.DataFrame(columns).cast(polars.Schema(records.COLUMNS))
-        if generated is not None:
-            tokens_NxS = generated[:, k].astype(np.uint32)
-            column = polars.Series("generated", tokens_NxS).cast(
-                records.GENERATED["generated"]
-            )
-            frame = frame.with_columns(column)
-        frames.append(frame)
-    return polars.concat(frames)
+        # First: of a part that is asked again, the last row counts.
+        run_folder.append_metrics(folder, metrics)
+        finished.write(part.name, answer.rows)
 
 
-def _check_finite(
-    answers: Verdicts, model: SweptModel, windows: polars.DataFrame
-) -> None:
-    bad_N = ~np.isfinite(answers.suffix_logprob).all(axis=1)
-    if bad_N.any():
-        window_id = windows["window_id"][int(bad_N.argmax())]
-        raise RunError(
-            f"model {model.name!r} gives logits that are not finite for "
-            f"{bad_N.sum()} of {len(bad_N)} windows, window_id={window_id} among them: "
-            "its weights are damaged or overflow float32; leave the model out"
-        )
-
-
-def _generated(
-    asker: Asker, tokens_NxT: np.ndarray, answers: Verdicts, part: Part
-) -> np.ndarray:
-    """What decoding gives, i32[N, K, 50], once it agrees with the verdicts."""
-    generated_NxKxS = asker.generate(tokens_NxT)
-    for k, context in enumerate(part.prompts.model_contexts):
-        suffix_NxS = tokens_NxT[:, context : context + SUFFIX_LENGTH]
-        reproduced_N = (generated_NxKxS[:, k] == suffix_NxS).all(axis=1)
-        differs_N = reproduced_N != answers.extracted[:, k]
-        sure_N = differs_N & (np.abs(answers.min_margin[:, k]) > NEAR_TIE)
-        if sure_N.any():
-            row = int(sure_N.argmax())
-            window_id = part.prompts.windows["window_id"][part.start + row]
-            raise RunError(
-                f"model {part.model.name!r}, window_id={window_id}, context "
-                f"{part.prompts.contexts[k]}: decoding and the teacher-forced pass "
-                f"disagree although the margin is {answers.min_margin[row, k]:.3g}: "
-                "please report this as a defect"
-            )
-    return generated_NxKxS
-
-
-def _summarize(rows: polars.DataFrame, plan: SweepPlan) -> None:
+def _summarize(folder: pathlib.Path, plan: SweepPlan) -> None:
     """Prints what was found, a line for each model."""
-    near = polars.col("min_margin").abs() < NEAR_TIE
-    summary = rows.group_by("model", maintain_order=True).agg(
-        polars.len().alias("windows"),
-        polars.col("extracted").sum(),
-        near.sum().alias("near"),
-        polars.col("tie").sum(),
-        polars.col("min_margin").null_count().alias("unknown"),
-    )
-    for row in summary.iter_rows(named=True):
-        ties = (
-            "margins not recorded"
-            if row["unknown"]
-            else f"{row['near']} within {NEAR_TIE:g} of another verdict, {row['tie']} "
-            "exact ties"
+    near_tie = plan.config.near_tie
+    near = polars.col("min_margin").abs() <= near_tie
+    found = (
+        polars.scan_parquet(folder / records.RECORDS)
+        .group_by("model")
+        .agg(
+            polars.len().alias("windows"),
+            polars.col("extracted").sum(),
+            near.sum().alias("near"),
+            polars.col("tie").sum(),
         )
+        .collect()
+    )
+    metrics = {row["part"]: row for row in run_folder.read_metrics(folder)}
+    for model in plan.models:
+        row = found.row(by_predicate=polars.col("model") == model.name, named=True)
+        own = [m for m in metrics.values() if m["model"] == model.name]
         print(
-            f"{row['model']}: {row['extracted']:,} of {row['windows']:,} extractable "
-            f"({row['extracted'] / row['windows']:.2%}); {ties}"
+            f"{model.name}: {row['extracted']:,} of {row['windows']:,} windows "
+            f"extractable ({row['extracted'] / row['windows']:.2%})"
+            + ("" if plan.config.verdicts_only else _ties(row, near_tie))
+            + _speed(own)
         )
     if plan.config.decode:
-        _summarize_decoding(rows, plan)
-
-
-def _summarize_decoding(rows: polars.DataFrame, plan: SweepPlan) -> None:
-    windows = plan.windows.windows.select("window_id", "tokens")
-    suffix = polars.col("tokens").list.slice(polars.col("context"), SUFFIX_LENGTH)
-    joined = rows.join(windows, on="window_id", how="left")
-    differing = joined.filter(
-        (suffix == polars.col("generated")) != polars.col("extracted")
-    )
-    print(
-        f"Decoding and teacher forcing agree on {len(rows) - len(differing):,} of "
-        f"{len(rows):,} verdicts"
-    )
-    for row in differing.head(10).iter_rows(named=True):
+        differing = sum(m["decoding_differs"] for m in metrics.values())
+        total = sum(found["windows"])
         print(
-            f"  {row['model']}, window {row['window_id']}, context {row['context']}: "
-            f"margin {row['min_margin']:.2e}"
+            f"Decoding and teacher forcing: {total - differing:,} of {total:,} windows "
+            f"agree, the others within {near_tie:g}"
         )
+
+
+def _ties(row: dict[str, Any], near_tie: float) -> str:
+    return f"; {row['near']:,} verdicts within {near_tie:g}, {row['tie']:,} exact ties"
+
+
+def _speed(metrics: list[dict[str, Any]]) -> str:
+    seconds = sum(m["seconds"] for m in metrics)
+    if not seconds:
+        return ""
+    rate = sum(m["windows"] for m in metrics) / seconds
+    compiling = sum(m["compile_seconds"] for m in metrics)
+    return f"; {rate:,.1f} windows/s after {compiling:.1f} s of compiling"
 
 
 if __name__ == "__main__":
+    tuple_flags.register()
+    keys = inspect.getdoc(SweepConfig)
     config_flags.DEFINE_config_file(
-        "config", help_string="A file of experiments/extraction/configs/."
+        "config", help_string=f"A file of experiments/extraction/configs/. {keys}"
     )
     command_line.run(
         main, config_keys=[f.name for f in dataclasses.fields(SweepConfig)]

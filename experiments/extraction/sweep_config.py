@@ -1,6 +1,7 @@
 """The keys of a sweep's config: their types, defaults and limits."""
 
 import dataclasses
+import math
 from typing import Any
 
 import ml_collections
@@ -8,13 +9,15 @@ import ml_collections
 from experiments import typed_config
 from experiments.typed_config import expect
 
-EMPTY_PROMPTS = ("skip", "bos")
+SKIP, BOS = EMPTY_PROMPTS = ("skip", "bos")
 PRECISIONS = ("highest", "high", "default")
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepConfig:
     """Which models are asked about which windows, and how.
+
+    On the command line a tuple is written A,B,C.
 
     Attributes:
       models: Folders of the models that were trained on the corpus: Hugging Face
@@ -29,12 +32,16 @@ class SweepConfig:
         `seed`; None takes all.
       batch_size: Windows in one batch. Another size may turn verdicts around that lie
         within rounding.
-      decode: Also generate 50 tokens after every prompt, and record them.
-      verdicts_only: Record only whether windows are extractable, by looking at the
-        first suffix tokens before the rest.
+      decode: Also generate 50 tokens after every prompt, and record them; the sweep
+        fails where they contradict the verdict and rounding does not explain it.
+      verdicts_only: Record only whether windows are extractable, which takes less: most
+        of those that are not are given up after the first suffix tokens.
       empty_prompt: What to do where a prompt has no token: `skip` the window, or prompt
         with the separator of the corpus (`bos`).
-      matmul_precision: Of matrix products, as in `jax.default_matmul_precision`.
+      matmul_precision: Of matrix products: `highest` is float32; `high` and `default`
+        are faster on GPUs and TPUs, which then round the factors.
+      near_tie: Two logits closer than this may be equal up to rounding. Verdicts that
+        hinge on so little are counted.
       seed: Of `windows_per_bucket`.
       out: The folder; empty makes a new one under runs/.
     """
@@ -47,8 +54,9 @@ class SweepConfig:
     batch_size: int = 32
     decode: bool = False
     verdicts_only: bool = False
-    empty_prompt: str = "skip"
+    empty_prompt: str = SKIP
     matmul_precision: str = "highest"
+    near_tie: float = 1e-3
     seed: int = 0
     out: str = ""
 
@@ -70,8 +78,10 @@ def parse(config: ml_collections.ConfigDict) -> SweepConfig:
       UsageError: Names the key, its value, what was expected and the remedy.
     """
     parsed = typed_config.parse(SweepConfig, config.to_dict())
-    some = any(parsed.models) or any(parsed.baselines)
-    expect(parsed, "models", some, "one folder or more, with commas between them")
+    some = bool(parsed.models or parsed.baselines)
+    for name in ("models", "baselines"):
+        ok = some and all(getattr(parsed, name))
+        expect(parsed, name, ok, "folders of models with commas between them")
     expect(parsed, "windows", bool(parsed.windows), "the folder of an evaluation set")
     expect(parsed, "batch_size", parsed.batch_size >= 1, "an integer >= 1")
     ok = parsed.windows_per_bucket is None or parsed.windows_per_bucket >= 1
@@ -85,6 +95,8 @@ def parse(config: ml_collections.ConfigDict) -> SweepConfig:
     ):
         ok = getattr(parsed, name) in choices
         expect(parsed, name, ok, f"one of {', '.join(choices)}")
+    ok = 0 <= parsed.near_tie < math.inf
+    expect(parsed, "near_tie", ok, "a finite number >= 0")
     ok = not (parsed.decode and parsed.verdicts_only)
     expect(
         parsed, "verdicts_only", ok, "False with decode=True, which needs all columns"

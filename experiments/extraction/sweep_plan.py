@@ -1,63 +1,28 @@
 """What a sweep will do, settled and checked before the first model is loaded."""
 
-import collections
 import dataclasses
-import hashlib
 import pathlib
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import polars
 
 from experiments.errors import UsageError
-from experiments.extraction import byte_pairs, evaluation_set
+from experiments.extraction import byte_pairs, evaluation_set, sweep_models
 from experiments.extraction.evaluation_set import EvaluationSet
-from experiments.extraction.sweep_config import SweepConfig
+from experiments.extraction.sweep_config import BOS, SweepConfig
+from experiments.extraction.sweep_models import SweptModel
 from experiments.extraction.verdicts import SUFFIX_LENGTH
-from experiments.models import language_models, registry, safetensors_folder
+from experiments.models import language_models
 
 # A part of the records is so many batches: what a killed sweep loses at most.
-BATCHES_PER_PART = 16
+_BATCHES_PER_PART = 16
 
 
-@dataclasses.dataclass(frozen=True)
-class SweptModel:
-    """A model of the sweep.
-
-    Attributes:
-      name: The last part of its folder, longer where two would be the same.
-      folder: As the config has it.
-      params: Number of parameters.
-      baseline: It has not been trained on the corpus.
-      max_positions: The longest input it takes.
-      vocabulary_size: Of its embedding; a padded vocabulary's extra ids take part in
-        the argmax, as they do in other implementations.
-      sha256: Of its weights and its config.
-    """
-
-    name: str
-    folder: str
-    params: int
-    baseline: bool
-    max_positions: int
-    vocabulary_size: int
-    sha256: str
-
-    def record(self) -> dict[str, Any]:
-        """What config.json says about it."""
-        return {
-            "model": self.name,
-            "folder": self.folder,
-            "params": self.params,
-            "baseline": self.baseline,
-            "sha256": self.sha256,
-        }
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Prompts:
     """Windows of one length, and where they are cut into prompt and suffix.
 
@@ -80,25 +45,51 @@ class Prompts:
 
     @property
     def model_contexts(self) -> tuple[int, ...]:
-        """Tokens that the model sees before the suffix."""
+        """Tokens that the model sees before the suffix, for each of the contexts."""
         return self.contexts if self.first_token is None else (1,)
 
     @property
     def num_positions(self) -> int:
-        """Tokens that are fed to the model, the last suffix token not being one."""
+        """Tokens that are fed to the model: the last suffix token is not one."""
         return max(self.model_contexts) + SUFFIX_LENGTH - 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """One model's share of the work that is finished or not: rows of some prompts.
+
+    Attributes:
+      name: Names it among the parts of the sweep.
+      model: Who is asked.
+      prompts: What is asked.
+      start: The first row of the prompts' windows.
+      stop: One more than the last.
+    """
+
+    name: str
+    model: SweptModel
+    prompts: Prompts
+    start: int
+    stop: int
+
+    @property
+    def num_records(self) -> int:
+        """One for each window and context."""
+        return (self.stop - self.start) * len(self.prompts.contexts)
+
+    @property
+    def windows(self) -> polars.DataFrame:
+        """Its rows of windows.parquet."""
+        return self.prompts.windows[self.start : self.stop]
 
     def tokens(self) -> np.ndarray:
         """The ids as i32[N, T], T being what a model reads and predicts."""
-        tokens = (
-            self.windows["tokens"]
-            .cast(polars.List(polars.Int32))
-            .list.to_array(self.length)
-        )
-        tokens_NxL = tokens.to_numpy()
-        if self.first_token is not None:
-            tokens_NxL = np.insert(tokens_NxL, 0, self.first_token, axis=1)
-        return np.ascontiguousarray(tokens_NxL[:, : self.num_positions + 1])
+        prompts = self.prompts
+        tokens = self.windows["tokens"].cast(polars.List(polars.Int32))
+        tokens_NxT = tokens.list.to_array(prompts.length).to_numpy()
+        if prompts.first_token is not None:
+            tokens_NxT = np.insert(tokens_NxT, 0, prompts.first_token, axis=1)
+        return np.ascontiguousarray(tokens_NxT[:, : prompts.num_positions + 1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,30 +100,47 @@ class SweepPlan:
       config: As the user gave it.
       windows: The evaluation set.
       models: In the order of their records.
-      prompts: What each model is asked.
-      num_skipped: Windows with an empty prompt that are left out.
+      prompts: What each model is asked, by length.
+      notes: What is left out, a line each.
     """
 
     config: SweepConfig
     windows: EvaluationSet
     models: tuple[SweptModel, ...]
     prompts: tuple[Prompts, ...]
-    num_skipped: int
+    notes: tuple[str, ...]
 
     def record(self) -> dict[str, Any]:
         """What config.json says."""
-        record = dataclasses.asdict(self.config)
-        del record["out"]
-        derived = {
+        config = dataclasses.asdict(self.config)
+        del config["out"]
+        # As JSON has it, so that it compares equal when it is read back.
+        record = {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
+        record["derived"] = {
             "windows_sha256": self.windows.sha256,
             "suffix_length": SUFFIX_LENGTH,
             "precision": self.config.matmul_precision,
             "models": [model.record() for model in self.models],
+            "device_kind": jax.devices()[0].device_kind,
+            "jax": metadata.version("jax"),
         }
-        # As JSON has it, so that it compares equal when it is read back.
-        return {
-            k: list(v) if isinstance(v, tuple) else v for k, v in record.items()
-        } | {"derived": derived}
+        return record
+
+    def parts(self, model: SweptModel) -> list[Part]:
+        """The parts of one model; the same for the same plan."""
+        rows = _BATCHES_PER_PART * self.config.batch_size
+        i = self.models.index(model)
+        return [
+            Part(
+                name=f"{i:03d}-{prompts.name}-{start:09d}",
+                model=model,
+                prompts=prompts,
+                start=start,
+                stop=min(start + rows, len(prompts.windows)),
+            )
+            for prompts in self.prompts
+            for start in range(0, len(prompts.windows), rows)
+        ]
 
 
 def make_plan(config: SweepConfig) -> SweepPlan:
@@ -143,47 +151,54 @@ def make_plan(config: SweepConfig) -> SweepPlan:
       RunError: A file is damaged.
     """
     windows = evaluation_set.load(config.windows)
-    prompts, num_skipped = _prompts(config, windows)
-    models = _models(config)
+    prompts, notes = _prompts(config, windows)
+    models = sweep_models.describe(config.models, config.baselines)
     for model in models:
-        _check_fits(model, prompts, windows)
-        _check_tokenizer(model, windows)
-    return SweepPlan(config, windows, models, prompts, num_skipped)
+        _check_positions(model, prompts)
+        _check_ids(model, prompts)
+        _check_tokenizer(model, prompts, windows, pathlib.Path(config.windows))
+    return SweepPlan(config, windows, models, prompts, notes)
 
 
 def _prompts(
     config: SweepConfig, windows: EvaluationSet
-) -> tuple[tuple[Prompts, ...], int]:
+) -> tuple[tuple[Prompts, ...], tuple[str, ...]]:
     chosen = _sampled(windows.windows, config)
     prompts: list[Prompts] = []
-    num_skipped = 0
+    num_short = num_empty = 0
     for (length,), rows in chosen.group_by("length", maintain_order=True):
-        contexts = [
-            context
-            for context in sorted(config.contexts or (int(length) - SUFFIX_LENGTH,))
-            if 0 <= context <= int(length) - SUFFIX_LENGTH
-        ]
-        if contexts and contexts[0] == 0:
-            del contexts[0]
-            if config.empty_prompt == "skip":
-                num_skipped += len(rows)
-            else:
-                prompts.append(Prompts(int(length), (0,), rows, _separator(windows)))
-        if contexts:
-            prompts.append(Prompts(int(length), tuple(contexts), rows, None))
-    if not prompts:
-        lengths = sorted(set(chosen["length"].to_list()))
-        raise UsageError(
-            f"config.windows={config.windows!r} has windows of {lengths} tokens, none "
-            f"long enough for a prompt of {list(config.contexts) or 1} and a suffix of "
-            f"{SUFFIX_LENGTH} tokens: build longer windows, lower --config.contexts, "
-            "or set --config.empty_prompt=bos for windows of 50 tokens"
+        longest = int(length) - SUFFIX_LENGTH
+        wanted = sorted(config.contexts) or [longest]
+        contexts = [context for context in wanted if 0 <= context <= longest]
+        if not contexts:
+            num_short += len(rows)
+        if 0 in contexts and config.empty_prompt == BOS:
+            prompts.append(Prompts(int(length), (0,), rows, _separator(windows)))
+        elif 0 in contexts:
+            num_empty += len(rows)
+        prompted = tuple(context for context in contexts if context)
+        if prompted:
+            prompts.append(Prompts(int(length), prompted, rows, None))
+    _check_contexts(config, prompts, chosen)
+    notes = []
+    if num_short:
+        notes.append(
+            f"{num_short:,} windows are left out: they are shorter than a prompt and a "
+            f"suffix of {SUFFIX_LENGTH} tokens"
         )
-    return tuple(prompts), num_skipped
+    if num_empty:
+        notes.append(
+            f"{num_empty:,} windows are left out of context 0: their prompts are "
+            "empty; --config.empty_prompt=bos would prompt with the separator"
+        )
+    return tuple(prompts), tuple(notes)
 
 
 def _sampled(windows: polars.DataFrame, config: SweepConfig) -> polars.DataFrame:
-    """At most `windows_per_bucket` windows of each length and bucket, by window_id."""
+    """At most `windows_per_bucket` windows of each length and bucket, by window_id.
+
+    Fewer windows are a part of more, with the same seed.
+    """
     if config.windows_per_bucket is None:
         return windows.sort("length", "window_id")
     draws = np.random.default_rng(config.seed).random(len(windows))
@@ -206,95 +221,88 @@ def _separator(windows: EvaluationSet) -> int:
     return int(eos_id)
 
 
-def _models(config: SweepConfig) -> tuple[SweptModel, ...]:
-    folders = [folder for folder in (*config.models, *config.baselines) if folder]
-    for folder, times in collections.Counter(folders).items():
-        if times > 1:
-            raise UsageError(
-                f"model folder {folder!r} is given {times} times in config.models and "
-                "config.baselines: give it once"
-            )
-    members = {folder for folder in config.models if folder}
-    return tuple(
-        _model(folder, name, baseline=folder not in members)
-        for folder, name in zip(folders, model_names(folders), strict=True)
-    )
-
-
-def _model(folder: str, name: str, *, baseline: bool) -> SweptModel:
-    path = language_models.model_folder(folder)
-    model = language_models.architecture(path)
-    shapes = jax.eval_shape(
-        model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    )
-    files = sorted({path / "config.json", *safetensors_folder.locate(path).values()})
-    return SweptModel(
-        name=name,
-        folder=folder,
-        params=registry.num_parameters(shapes),
-        baseline=baseline,
-        max_positions=model.config.max_positions,
-        vocabulary_size=model.config.vocabulary_size,
-        sha256=_sha256(files),
-    )
-
-
-def model_names(folders: Sequence[str]) -> list[str]:
-    """Short names that tell the folders apart: as many last parts as that takes.
-
-    Example:
-      >>> model_names(["a/gpt2", "b/gpt2", "b/pythia"])
-      ['a/gpt2', 'b/gpt2', 'pythia']
-    """
-    parts = [pathlib.Path(folder).expanduser().resolve().parts for folder in folders]
-
-    def name(own: tuple[str, ...]) -> str:
-        others = [other for other in parts if other != own]
-        for length in range(1, len(own) + 1):
-            if all(other[-length:] != own[-length:] for other in others):
-                return "/".join(own[-length:])
-        return "/".join(own)
-
-    return [name(own) for own in parts]
-
-
-def _check_fits(
-    model: SweptModel, prompts: Sequence[Prompts], windows: EvaluationSet
+def _check_contexts(
+    config: SweepConfig, prompts: Sequence[Prompts], chosen: polars.DataFrame
 ) -> None:
+    """Every context that was asked for has windows, and there is some prompt."""
+    lengths = sorted(set(chosen["length"].to_list()))
+    longest = max(lengths, default=0) - SUFFIX_LENGTH
+    unused = [context for context in config.contexts if context > longest]
+    if unused:
+        raise UsageError(
+            f"config.contexts has {unused[0]}, but no window in {config.windows!r} has "
+            f"so many tokens and a suffix of {SUFFIX_LENGTH} (they have {lengths}): "
+            "lower --config.contexts, or build longer windows"
+        )
+    if not prompts:
+        raise UsageError(
+            f"config.windows={config.windows!r} has windows of {lengths} tokens, "
+            f"none with a prompt before its suffix of {SUFFIX_LENGTH}: build longer "
+            "windows, or set --config.empty_prompt=bos to prompt with the separator"
+        )
+
+
+def _check_positions(model: SweptModel, prompts: Sequence[Prompts]) -> None:
     longest = max(prompts, key=lambda p: p.num_positions)
-    if longest.num_positions > model.max_positions:
+    limit = model.config.max_positions
+    if longest.num_positions > limit:
         raise UsageError(
-            f"model {model.name!r} takes {model.max_positions} tokens, but a prompt of "
-            f"{longest.contexts[-1]} and {SUFFIX_LENGTH - 1} suffix tokens are "
-            f"{longest.num_positions}: give --config.contexts of at most "
-            f"{model.max_positions - SUFFIX_LENGTH + 1}, or leave the model out"
-        )
-    largest = max(int(p.windows["tokens"].list.max().max()) for p in prompts)  # type: ignore[arg-type]
-    if largest >= model.vocabulary_size:
-        raise UsageError(
-            f"model {model.name!r} has a vocabulary of {model.vocabulary_size} ids, "
-            f"but the windows hold the id {largest}: give windows of a corpus that was "
-            "tokenised for this model"
+            f"model {model.name!r} takes at most {limit} tokens (its max_positions), "
+            f"but context {longest.contexts[-1]} and {SUFFIX_LENGTH - 1} suffix tokens "
+            f"are {longest.num_positions}: lower --config.contexts to at most "
+            f"{limit - SUFFIX_LENGTH + 1}, or leave the model out"
         )
 
 
-def _check_tokenizer(model: SweptModel, windows: EvaluationSet) -> None:
-    """Compares the tokenizers, where both sides have one."""
-    ours = language_models.model_folder(model.folder) / language_models.TOKENIZER
-    theirs = windows.manifest.get("tokenizer_fingerprint")
-    if theirs is None or not ours.is_file():
+def _check_ids(model: SweptModel, prompts: Sequence[Prompts]) -> None:
+    """Also of tokens beyond the suffix: they tell the same of the corpus."""
+    limit = model.config.vocabulary_size
+    for asked in prompts:
+        largest_N = asked.windows["tokens"].list.max().to_numpy()
+        first = asked.first_token or 0
+        if max(largest_N.max(), first) >= limit:
+            window_id = asked.windows["window_id"][int(largest_N.argmax())]
+            raise UsageError(
+                f"model {model.name!r} has a vocabulary of {limit} ids, but window "
+                f"{window_id} holds the id {max(largest_N.max(), first)}: give windows "
+                "of a corpus that was tokenised for this model, or leave it out"
+            )
+
+
+def _check_tokenizer(
+    model: SweptModel,
+    prompts: Sequence[Prompts],
+    windows: EvaluationSet,
+    folder: pathlib.Path,
+) -> None:
+    """Compares the tokenizers, where both sides have one.
+
+    Those of one family differ in tokens that they add (GPT-J's has 143 that GPT-2's has
+    not), so what counts is what the ids in the windows mean.
+    """
+    theirs = language_models.model_folder(model.folder) / language_models.TOKENIZER
+    fingerprint = windows.manifest.get("tokenizer_fingerprint")
+    if fingerprint is None or not theirs.is_file():
         return
-    if byte_pairs.fingerprint(ours) != theirs:
-        raise UsageError(
-            f"model {model.name!r} has another tokenizer ({ours}) than the corpus of "
-            "the windows: build the evaluation set with --tokenizer="
-            f"{ours.parent}, or leave the model out"
-        )
-
-
-def _sha256(files: Sequence[pathlib.Path]) -> str:
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    if byte_pairs.fingerprint(theirs) == fingerprint:
+        return
+    ours = folder.expanduser() / evaluation_set.TOKENIZER
+    message = (
+        f"model {model.name!r} has another tokenizer ({theirs}) than the windows in "
+        f"{str(folder)!r}"
+    )
+    remedy = (
+        f"build the evaluation set with --tokenizer={theirs.parent}, or leave the "
+        "model out"
+    )
+    if not ours.is_file():
+        raise UsageError(f"{message}: {remedy}")
+    in_windows, in_model = byte_pairs.open_file(ours), byte_pairs.open_file(theirs)
+    ids = polars.concat([asked.windows["tokens"].explode() for asked in prompts])
+    for i in ids.unique().sort():
+        expected, got = in_windows.id_to_token(i), in_model.id_to_token(i)
+        if expected != got:
+            raise UsageError(
+                f"{message}: the id {i} is {expected!r} there and {got!r} in the "
+                f"model; {remedy}"
+            )

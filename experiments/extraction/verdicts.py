@@ -197,13 +197,18 @@ def judge(scores: Scores) -> Verdicts:
     correct_BxKxS = np.asarray(scores.correct)
     margin_BxKxS = np.asarray(scores.margin)
     return Verdicts(
-        extracted=correct_BxKxS.all(axis=-1),
+        extracted=np.asarray(correct_BxKxS.all(axis=-1)),
         first_mismatch=first_false(correct_BxKxS),
         tokens_correct=correct_BxKxS.sum(axis=-1, dtype=np.int32),
         min_margin=margin_BxKxS.min(axis=-1),
         tie=(margin_BxKxS == 0).any(axis=-1),
         suffix_logprob=np.asarray(scores.log_probability).sum(axis=-1),
     )
+
+
+def finite(scores: Scores) -> np.ndarray:
+    """Whether all logits behind scores of shape [..., S] are finite, bool[...]."""
+    return ~np.isnan(np.asarray(scores.log_probability)).any(axis=-1)
 
 
 def first_false(flags_xS: np.ndarray) -> np.ndarray:
