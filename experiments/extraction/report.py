@@ -10,8 +10,9 @@ Writes report.md, which shows all the rest:
   figure_1b.png   against how often a window occurs in the corpus
   figure_1c.png   against the tokens of context
   figure_5.png    against the tokens of context, for each length of window
-  tables/         the numbers of each figure, the log-linear fits, the models, and the
-                  windows in each bucket: CSV in full precision, and Markdown
+  tables/         the numbers of each figure, the log-linear fits, the models, the
+                  windows in each bucket, and Table 1 (what one model memorised and
+                  another did not): CSV in full precision, and Markdown
 
 (the figures of Carlini et al. 2023, arXiv 2202.07646). Windows are not independent:
 intervals and fits take the repeated passage in which windows lie as the unit (see
@@ -34,6 +35,7 @@ from experiments import command_line, plots, run_folder
 from experiments.errors import UsageError
 from experiments.extraction import (
     figures,
+    memorized_sets,
     queries,
     report_folder,
     report_page,
@@ -41,11 +43,14 @@ from experiments.extraction import (
     tables,
     trends,
 )
+from experiments.extraction.memorized_sets import MemorizedSets
 from experiments.extraction.report_page import (
     FIGURE_1A,
     FIGURE_1B,
     FIGURE_1C,
     FIGURE_5,
+    TABLE_1,
+    TABLE_1_MODELS,
     TABLES,
 )
 from experiments.extraction.sweep_runs import SweepRuns
@@ -70,6 +75,8 @@ def main() -> None:
         [pathlib.Path(run).expanduser() for run in flags.FLAGS.runs],
         flags.FLAGS.out,
         figure_5_bucket=flags.FLAGS.figure_5_bucket,
+        table_1_length=flags.FLAGS.table_1_length,
+        table_1_context=flags.FLAGS.table_1_context,
         seed=flags.FLAGS.seed,
     )
     print(f"Report folder: {folder}")
@@ -80,6 +87,8 @@ def report(
     out: str = "",
     *,
     figure_5_bucket: int | None = None,
+    table_1_length: int | None = None,
+    table_1_context: int | None = None,
     seed: int = 0,
 ) -> pathlib.Path:
     """Writes a report on the sweeps in `folders`, prints the fits, returns its folder.
@@ -88,6 +97,9 @@ def report(
       folders: Of sweeps, at least one.
       out: The report's folder; empty makes a new one under runs/.
       figure_5_bucket: Bucket of Figure 5; None takes the one with most windows.
+      table_1_length: Length of the windows of Table 1, in tokens; None takes the one
+        with most windows.
+      table_1_context: Their context, likewise.
       seed: Of the resamples.
 
     Raises:
@@ -96,11 +108,12 @@ def report(
     """
     runs = sweep_runs.load(folders)
     _check_bucket(runs, figure_5_bucket)
+    sets = _compare(runs, table_1_length, table_1_context)
     folder = run_folder.choose(out, "report").resolve()
     with run_folder.locked(folder):
         report_folder.claim(folder, runs.sweeps, _possible_files())
         found = _measure(runs, figure_5_bucket, seed)
-        files = _files(runs, found, seed)
+        files = _files(runs, found, sets, seed)
         _write(folder, files)
         report_folder.finish(folder, runs.sweeps, sorted(files))
     print(tables.markdown(tables.fits(found)))
@@ -116,6 +129,24 @@ def _check_bucket(runs: SweepRuns, bucket: int | None) -> None:
         )
 
 
+def _compare(runs: SweepRuns, length: int | None, context: int | None) -> MemorizedSets:
+    """Table 1, for windows of `length` and prompts of `context` if these are given."""
+    totals = memorized_sets.totals(runs.records, runs.models)
+    pairs = memorized_sets.pairs(runs.records, runs.models)
+    if pairs.is_empty():
+        return MemorizedSets(totals, pairs, None)
+    cell = memorized_sets.choose_cell(totals, runs.suffix_length, length, context)
+    if cell is None:
+        cells = totals.select("length", "context").unique(maintain_order=True)
+        asked = {"--table_1_length": length, "--table_1_context": context}
+        given = " ".join(f"{k}={v}" for k, v in asked.items() if v is not None)
+        raise UsageError(
+            f"{given}: expected a length and context that every model was given: "
+            + ", ".join(f"{a}/{b}" for a, b in cells.iter_rows())
+        )
+    return MemorizedSets(totals, pairs, cell)
+
+
 def _measure(runs: SweepRuns, bucket: int | None, seed: int) -> dict[str, Trend]:
     measures = {
         FIGURE_1A: lambda: trends.by_parameters(runs, seed),
@@ -128,7 +159,7 @@ def _measure(runs: SweepRuns, bucket: int | None, seed: int) -> dict[str, Trend]
 
 
 def _files(
-    runs: SweepRuns, found: dict[str, Trend], seed: int
+    runs: SweepRuns, found: dict[str, Trend], sets: MemorizedSets, seed: int
 ) -> dict[str, str | matplotlib.figure.Figure]:
     """What the report consists of, by its path in the folder."""
     fits = tables.fits(found)
@@ -142,16 +173,23 @@ def _files(
         if trend.series:
             contents[figure] = tables.OF_FIGURE[figure](trend)
             files[f"{figure}.png"] = _DRAW[figure](trend)
+    people = {name: tables.markdown(table) for name, table in contents.items()}
+    if sets.cell is not None:
+        contents |= {TABLE_1: sets.pairs, TABLE_1_MODELS: sets.totals}
+        people |= {
+            TABLE_1: tables.markdown_of(tables.set_matrix(*sets.shown())),
+            TABLE_1_MODELS: tables.markdown(sets.totals),
+        }
     for name, table in contents.items():
         files[f"{TABLES}/{name}.csv"] = table.write_csv()
-        files[f"{TABLES}/{name}.md"] = tables.markdown(table)
+        files[f"{TABLES}/{name}.md"] = people[name]
     # Last: what it points to is there.
-    files[REPORT] = report_page.write_page(runs, found, fits, seed)
+    files[REPORT] = report_page.write_page(runs, found, fits, sets, seed)
     return files
 
 
 def _possible_files() -> list[str]:
-    names = ("fits", "models", "windows", *_DRAW)
+    names = ("fits", "models", "windows", TABLE_1, TABLE_1_MODELS, *_DRAW)
     return [
         REPORT,
         *(f"{figure}.png" for figure in _DRAW),
@@ -182,6 +220,18 @@ if __name__ == "__main__":
         None,
         "Bucket of counts that Figure 5 is about; by default the one with most windows "
         "at every length, and of several such the one with most repetitions.",
+    )
+    flags.DEFINE_integer(
+        "table_1_length",
+        None,
+        "Length in tokens of the windows that the Table 1 of report.md is about; by "
+        "default that with most windows, and of several such the shortest.",
+    )
+    flags.DEFINE_integer(
+        "table_1_context",
+        None,
+        "Length in tokens of their prompts; by default that with most windows, and of "
+        "several such all of the window but the suffix.",
     )
     flags.DEFINE_integer("seed", 0, "Seed of the resamples.", lower_bound=0)
     command_line.run(main, config_keys=())

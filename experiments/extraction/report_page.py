@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from experiments.extraction import queries, statistics, tables
+from experiments.extraction.memorized_sets import MemorizedSets
 from experiments.extraction.sweep_runs import SweepRuns
 from experiments.extraction.trends import Trend
 
@@ -17,13 +18,15 @@ FIGURE_1A, FIGURE_1B, FIGURE_1C, FIGURE_5 = FIGURES = (
     "figure_1c",
     "figure_5",
 )
+TABLE_1, TABLE_1_MODELS = "table_1", "table_1_models"
 TABLES = "tables"
 
-_TITLES = {
+TITLES = {
     FIGURE_1A: "Figure 1a: model size",
     FIGURE_1B: "Figure 1b: repetitions",
     FIGURE_1C: "Figure 1c: context",
     FIGURE_5: "Figure 5: prompt length by sequence length",
+    TABLE_1: "Table 1: memorised by one model and not by another",
 }
 _CAPTIONS = {
     FIGURE_1A: (
@@ -76,7 +79,11 @@ Figures have the numbers of Carlini et al. 2023 (arXiv 2202.07646).
 
 
 def write_page(
-    runs: SweepRuns, trends: Mapping[str, Trend], fits: pl.DataFrame, seed: int
+    runs: SweepRuns,
+    trends: Mapping[str, Trend],
+    fits: pl.DataFrame,
+    sets: MemorizedSets,
+    seed: int,
 ) -> str:
     """The report in Markdown.
 
@@ -84,6 +91,7 @@ def write_page(
       runs: The sweeps.
       trends: What each figure shows; one without windows is left out.
       fits: As `tables.fits` has them.
+      sets: Table 1; left out if there is none to show.
       seed: Of the resamples.
     """
     sections = [f"# How much was memorised\n\n{_measured(runs)}"]
@@ -94,7 +102,9 @@ def write_page(
     ]
     fits_link = f"[CSV]({TABLES}/fits.csv)"
     sections.append(f"## Log-linear fits\n\n{tables.markdown(fits)}\n{fits_link}\n")
-    notes = "".join(f"- {note}\n" for note in _left_out(runs, trends))
+    if sets.cell is not None:
+        sections.append(_table_1_section(sets))
+    notes = "".join(f"- {note}\n" for note in left_out(runs, trends, sets))
     sections.append(f"## Notes on what was left out\n\n{notes}")
     method = _METHOD.format(
         suffix_length=runs.suffix_length,
@@ -121,6 +131,40 @@ def models_table(runs: SweepRuns) -> pl.DataFrame:
     return models.join(verdicts, on="model", maintain_order="left")
 
 
+def figure_caption(figure: str, trend: Trend, suffix_length: int) -> str:
+    """What a figure shows, in words."""
+    return _CAPTIONS[figure].format(
+        lengths=", ".join(map(str, trend.lengths)),
+        sample=trend.sample,
+        about=trend.about,
+        suffix_length=suffix_length,
+    )
+
+
+def table_1_caption(sets: MemorizedSets) -> str:
+    """What the shown part of Table 1 is about, in words."""
+    assert sets.cell is not None
+    length, context = sets.cell
+    totals, _ = sets.shown()
+    caption = (
+        f"Of {totals['windows'][0]:,} windows of {length} tokens, prompted by their "
+        f"first {context} and given to every model: how many the model of a row "
+        "memorised, and how many of these the model of a column did not."
+    )
+    alone = totals.drop_nulls("only").sort("params", maintain_order=True)
+    if alone.is_empty():
+        return caption
+    # Of models of one size, the one that the table has first, or last.
+    ends = {"smallest": alone.row(0, named=True), "largest": alone.row(-1, named=True)}
+    only = "; ".join(
+        f"only the {size} ({row['model']}): {row['only']:,}"
+        for size, row in ends.items()
+    )
+    return (
+        f"{caption} *By it alone* is by no other model trained on the corpus; {only}."
+    )
+
+
 def _measured(runs: SweepRuns) -> str:
     folders = "".join(f"- `{sweep.folder}`\n" for sweep in runs.sweeps)
     return (
@@ -132,22 +176,27 @@ def _measured(runs: SweepRuns) -> str:
 
 
 def _figure_section(figure: str, trend: Trend, runs: SweepRuns) -> str:
-    lengths = ", ".join(map(str, trend.lengths))
-    caption = _CAPTIONS[figure].format(
-        lengths=lengths,
-        sample=trend.sample,
-        about=trend.about,
-        suffix_length=runs.suffix_length,
-    )
+    caption = figure_caption(figure, trend, runs.suffix_length)
     table = tables.markdown(tables.OF_FIGURE[figure](trend))
-    title = _TITLES[figure]
+    title = TITLES[figure]
     return (
         f"## {title}\n\n![{title}]({figure}.png)\n\n{caption}\n\n{table}\n"
         f"[CSV]({TABLES}/{figure}.csv)\n"
     )
 
 
-def _left_out(runs: SweepRuns, trends: Mapping[str, Trend]) -> list[str]:
+def _table_1_section(sets: MemorizedSets) -> str:
+    table = tables.markdown_of(tables.set_matrix(*sets.shown()))
+    return (
+        f"## {TITLES[TABLE_1]}\n\n{table_1_caption(sets)}\n\n{table}\n"
+        f"All lengths and contexts: [pairs of models, CSV]({TABLES}/{TABLE_1}.csv), "
+        f"[models, CSV]({TABLES}/{TABLE_1_MODELS}.csv)\n"
+    )
+
+
+def left_out(
+    runs: SweepRuns, trends: Mapping[str, Trend], sets: MemorizedSets
+) -> list[str]:
     """A sentence on everything that a reader may miss in the figures."""
     records = runs.records
     notes = []
@@ -180,7 +229,14 @@ def _left_out(runs: SweepRuns, trends: Mapping[str, Trend]) -> list[str]:
         )
     for figure, trend in trends.items():
         if not trend.series:
-            notes.append(f"{_TITLES[figure]}: not drawn, as no window fits it.")
+            notes.append(f"{TITLES[figure]}: not drawn, as no window fits it.")
+    if sets.cell is None:
+        why = (
+            "models share no window and context"
+            if len(runs.models) > 1
+            else "it needs two models"
+        )
+        notes.append(f"{TITLES[TABLE_1]}: not shown, as {why}.")
     lines = [series.points for series in trends[FIGURE_5].series]
     if lines and all(len(points) == 1 for points in lines):
         notes.append(

@@ -4,7 +4,7 @@ CSV holds fractions and slopes per tenfold as they were computed; Markdown holds
 percentages, percentage points and intervals.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -88,10 +88,7 @@ _FITS: dict[str, Any] = {
 
 
 def markdown(table: pl.DataFrame) -> str:
-    """The table for people: estimates with their intervals, in percent.
-
-    The columns NAME, NAME_lower and NAME_upper become one, and a column of which
-    nothing is known is left out.
+    """The table for people, as `cells` has it.
 
     Example:
       >>> row = {"model": "a", "extracted": 0.5, "extracted_lower": 0.25}
@@ -100,6 +97,15 @@ def markdown(table: pl.DataFrame) -> str:
       |-------|------------------------|
       | a     | 50.00 % [25.00, 75.00] |
     """
+    return markdown_of(cells(table))
+
+
+def cells(table: pl.DataFrame) -> list[list[str]]:
+    """The text of a table, the header first: intervals in percent.
+
+    The columns NAME, NAME_lower and NAME_upper become one, and a column of which
+    nothing is known is left out.
+    """
     names = [
         name
         for name in table.columns
@@ -107,11 +113,41 @@ def markdown(table: pl.DataFrame) -> str:
         and name not in _CSV_ONLY
         and not table[name].is_null().all()
     ]
-    rows = [[_HEADERS.get(name, name.replace("_", " ")) for name in names]]
-    rows += [[_cell(row, name) for name in names] for row in table.to_dicts()]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    header = [_HEADERS.get(name, name.replace("_", " ")) for name in names]
+    return [header, *([_cell(row, name) for name in names] for row in table.to_dicts())]
+
+
+def set_matrix(totals: pl.DataFrame, pairs: pl.DataFrame) -> list[list[str]]:
+    """Table 1 of Carlini et al. 2023: the text of each cell, the header first.
+
+    Args:
+      totals: As `memorized_sets.totals` has them, of one length and context.
+      pairs: As `memorized_sets.pairs` has them, of the same.
+    """
+    summary = totals.select("model", "params", "memorized", "only")
+    differences = {
+        (model, other): f"{count:,}"
+        for model, other, count in pairs.select(
+            "model", "other", "not_by_other"
+        ).iter_rows()
+    }
+    models = totals["model"].to_list()
+    header, *rows = cells(summary)
+    matrix = [
+        [differences.get((model, other), "-") for other in models] for model in models
+    ]
+    return [
+        header + [f"not by {model}" for model in models],
+        *(row + counts for row, counts in zip(rows, matrix, strict=True)),
+    ]
+
+
+def markdown_of(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text, the header first, as a table of Markdown."""
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*escaped, strict=True)]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in escaped]
     return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
 
 
@@ -123,6 +159,8 @@ _HEADERS = {
     "r_squared": "R²",
     "tokens_correct": "right tokens",
     "near_ties": "near-ties",
+    "memorized": "memorised",
+    "only": "by it alone",
 }
 
 
@@ -131,7 +169,7 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
     if value is None:
         return "-"
     if isinstance(value, str):
-        return value.replace("|", "\\|")
+        return value
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

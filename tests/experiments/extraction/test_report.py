@@ -24,6 +24,8 @@ TABLES = (
     "fits",
     "models",
     "windows",
+    "table_1",
+    "table_1_models",
 )
 FILES = {
     "report.json",
@@ -193,6 +195,47 @@ def test_figures_that_are_no_longer_drawn_go(tmp_path, monkeypatch):
     gone = {"figure_1c.png", "tables/figure_1c.csv", "tables/figure_1c.md"}
     assert contents(folder).keys() == FILES - gone
     assert "Figure 1c: context: not drawn" in (folder / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("quick")
+def test_table_1_is_about_the_prompts_asked_for(sweep, tmp_path):
+    folder = report.report([sweep], str(tmp_path / "out"))
+    shown = (folder / "tables/table_1.md").read_text()
+    page = (folder / "report.md").read_text()
+    assert shown in page
+    # Most windows are prompted by 50 tokens; of these, lengths of 100 are at full
+    # context.
+    assert "Of 48 windows of 100 tokens, prompted by their first 50 and given" in page
+    models = pl.read_csv(folder / "tables/table_1_models.csv")
+    first = models.filter(length=100, context=50)
+    only = dict(first.select("model", "only").rows())
+    assert f"only the smallest (small): {only['small']}" in page
+    assert f"only the largest (large): {only['large']}" in page
+    assert only["large"] > 0
+    assert only["other"] is None
+    report.report([sweep], str(folder), table_1_length=500, table_1_context=150)
+    assert (
+        "windows of 500 tokens, prompted by their first 150"
+        in (folder / "report.md").read_text()
+    )
+    # All lengths and contexts are there whichever is shown.
+    assert pl.read_csv(folder / "tables/table_1_models.csv").equals(models)
+    assert len(models) == 3 * (1 + 2 + 3)
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_model_has_no_table_1(tmp_path):
+    sweep = fake_sweeps.write(tmp_path / "sweep", WINDOWS, {"a": 1_000_000}, {})
+    page = page_of(sweep, tmp_path)
+    assert "another: not shown, as it needs two models" in page
+    assert not (tmp_path / "out/tables/table_1.csv").exists()
+
+
+def test_prompts_that_are_not_there_are_refused(sweep, tmp_path):
+    asked = {"table_1_length": 100, "table_1_context": 150}
+    with pytest.raises(UsageError, match=r"^--table_1_length=100 .* 100/50, 200/50, "):
+        report.report([sweep], str(tmp_path / "out"), **asked)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_bucket_that_is_not_there_is_refused(sweep, tmp_path):

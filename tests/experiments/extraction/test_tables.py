@@ -5,7 +5,7 @@ import io
 import polars as pl
 import pytest
 
-from experiments.extraction import sweep_runs, tables, trends
+from experiments.extraction import memorized_sets, sweep_runs, tables, trends
 from experiments.extraction.statistics import LogLinearFit
 from tests.experiments.extraction import fake_sweeps
 
@@ -116,3 +116,20 @@ def test_markdown_is_for_people(found):
 def test_a_bar_in_a_name_does_not_end_the_cell(found):
     table = tables.by_parameters(found["figure_1a"]).with_columns(model=pl.lit("x|y"))
     assert "| x\\|y  |" in tables.markdown(table)
+
+
+def test_table_1_is_a_matrix(runs):
+    totals = memorized_sets.totals(runs.records, runs.models)
+    pairs = memorized_sets.pairs(runs.records, runs.models)
+    shown = memorized_sets.MemorizedSets(totals, pairs, (100, 50)).shown()
+    header, a, b, c = tables.set_matrix(*shown)
+    assert header == [
+        *("model", "parameters", "memorised", "by it alone"),
+        *("not by a", "not by b", "not by c"),
+    ]
+    assert [row[0] for row in (a, b, c)] == ["a", "b", "c"]
+    assert (a[4], b[5], c[6], c[3]) == ("-",) * 4
+    # What two models share is the same from either side.
+    assert int(a[2]) - int(a[5]) == int(b[2]) - int(b[4])
+    assert int(b[2]) - int(b[6]) == int(c[2]) - int(c[5])
+    assert int(b[2]) > int(a[2])
