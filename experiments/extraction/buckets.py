@@ -85,7 +85,11 @@ def places(buckets: Sequence[Bucket], counts_K: np.ndarray) -> np.ndarray:
       >>> places(from_edges([2, 10, 100]), np.array([1, 2, 9, 10, 100]))
       array([-1,  0,  0,  1, -1])
     """
-    edges = np.array([*(b.low for b in buckets), buckets[-1].high], np.int64)
+    # No count is larger than an int64, and an edge may be.
+    largest = np.iinfo(np.int64).max
+    edges = np.array(
+        [min(e, largest) for e in (*(b.low for b in buckets), buckets[-1].high)]
+    )
     places_K = np.searchsorted(edges, counts_K, side="right") - 1
     return np.where(places_K < len(buckets), places_K, OUTSIDE)
 

@@ -63,7 +63,8 @@ def main() -> None:
 def build(config: DatasetConfig) -> pathlib.Path:
     """Builds the evaluation set that `config` describes, and returns its folder.
 
-    A folder that holds this very set is left as it is.
+    A folder that holds this very set is left as it is, once its files are checked (and
+    counts too, if `config.verify`).
 
     Raises:
       UsageError: The corpus does not have what is asked for, or the folder belongs to
@@ -80,9 +81,11 @@ def build(config: DatasetConfig) -> pathlib.Path:
             tokenizer=config.tokenizer,
         )
         record = config.record() | _corpus_record(source)
-        manifest = evaluation_set.finished(folder, record)
-        if manifest is not None:
-            print(f"Already there: {manifest['num_windows']:,} windows in {folder}")
+        if evaluation_set.finished(folder, record) is not None:
+            windows = evaluation_set.load(folder).windows
+            if config.verify:
+                _verify_rows(source.tokens_N, windows)
+            print(f"Already there: {len(windows):,} windows in {folder}")
             return folder
         started = time.perf_counter()
         parts, cells = _sampled_windows(config, source)
@@ -145,6 +148,11 @@ def _check_lengths(
 ) -> None:
     longest = repeats.longest_document(tokens_N, eos_id)
     too_long = [length for length in config.lengths if length > longest]
+    if not longest:
+        raise UsageError(
+            f"corpus={config.corpus!r} holds nothing but the separator {eos_id}: give "
+            "another --corpus or --eos_id"
+        )
     if too_long:
         raise UsageError(
             f"corpus={config.corpus!r} has no window of {_listed(too_long)} tokens, as "
@@ -201,6 +209,13 @@ def _rows(
         position_K=positions[which_K],
         cluster_K=clusters[which_K],
     )
+
+
+def _verify_rows(tokens_N: np.ndarray, windows: polars.DataFrame) -> None:
+    """Counts the windows of a finished set again."""
+    for (length,), rows in windows.group_by("length", maintain_order=True):
+        tokens = rows["tokens"].list.to_array(int(length)).to_numpy()
+        _verify(tokens_N, tokens, rows["count"].to_numpy(), rows["position"].to_numpy())
 
 
 def _verify(

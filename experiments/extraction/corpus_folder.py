@@ -196,9 +196,11 @@ def _check_eos_id(
             file=sys.stderr,
         )
         return
-    if not 0 <= eos_id < min(vocabulary_size, token_files.MAX_VOCABULARY_SIZE):
+    # Without a tokenizer the vocabulary reaches as far as this very id.
+    largest = min(vocabulary_size, token_files.MAX_VOCABULARY_SIZE) - 1
+    if not 0 <= eos_id <= largest:
         raise UsageError(
-            f"eos_id={eos_id}, expected an id from 0 to {vocabulary_size - 1}: give "
+            f"eos_id={eos_id}, expected an id from 0 to {largest}: give "
             "the id that separates documents in the corpus"
         )
     if not num_separators:

@@ -44,9 +44,9 @@ class Part:
         """Reads `K/N`.
 
         Raises:
-          UsageError: It is not that, or K is not below N.
+          UsageError: It is not that, K is not below N, or N has over 18 digits.
         """
-        match = re.fullmatch(r"(\d+)/(\d+)", text)
+        match = re.fullmatch(r"(\d{1,18})/(\d{1,18})", text)
         if not match or int(match[1]) >= int(match[2]):
             raise UsageError(
                 f"{name}={text!r}, expected K/N with K from 0 to N-1, the documents "
@@ -197,6 +197,8 @@ def _text_of(line: bytes) -> str:
         example = json.loads(line.decode("utf-8").rstrip())
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at column {error.colno}") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     if not isinstance(example, dict) or _KEY not in example:
         keys = sorted(example)[:5] if isinstance(example, dict) else None
         found = f"the keys {keys}" if keys is not None else type(example).__name__

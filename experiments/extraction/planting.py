@@ -15,6 +15,8 @@ from experiments.extraction.documents import Part
 
 # The shortest window of an evaluation set.
 WINDOW = 50
+# The places of all copies are drawn in memory.
+MAX_COPIES = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +25,8 @@ class Planting:
 
     Attributes:
       source: The documents that passages are taken from; none of them is in the corpus.
-      counts: How often a passage is planted; each count has its own passages.
+      counts: How often a passage is planted, up to a million times; each count has its
+        own passages.
       passages_per_count: How many passages each count has.
       num_tokens: Length of a passage, at least 50 tokens.
       seed: Of the choice of passages and of their places.
@@ -40,6 +43,11 @@ class Planting:
             raise UsageError(
                 f"plant_counts={list(self.counts)}, expected numbers of copies, at "
                 "least 1: give --plant_counts=1,2,4,8"
+            )
+        if max(self.counts) > MAX_COPIES:
+            raise UsageError(
+                f"plant_counts={list(self.counts)}, expected at most {MAX_COPIES:,} "
+                "copies: give --plant_counts=1,2,4,8"
             )
         if len(set(self.counts)) < len(self.counts):
             raise UsageError(

@@ -5,13 +5,14 @@ import hashlib
 import math
 import os
 import pathlib
+import tokenize
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import numpy as np
 import tqdm
 
-from experiments.errors import RunError, UsageError
+from experiments.errors import RunError, UsageError, one_line
 
 # Little-endian by name: the hash is of the bytes in the file.
 _UINT16, _UINT32 = np.dtype("<u2"), np.dtype("<u4")
@@ -61,7 +62,7 @@ def open_array(path: pathlib.Path) -> np.ndarray:
 
     Raises:
       UsageError: There is no such file.
-      RunError: It is no `.npy`, is cut short, or holds anything but a non-empty 1-D
+      RunError: It is no `.npy`, is cut short or too long, or holds anything but a non-empty 1-D
         array of one of the two dtypes.
     """
     if not path.is_file():
@@ -74,10 +75,10 @@ def open_array(path: pathlib.Path) -> np.ndarray:
             if file.read(6) != b"\x93NUMPY":
                 raise ValueError("it does not start as one")
         tokens_N = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+    except (ValueError, SyntaxError, tokenize.TokenError) as error:
+        # NumPy takes the header for Python, and lets the tokenizer's errors through.
         raise RunError(
-            f"{path} is not a whole .npy file ({error}): write it again with "
-            "numpy.save, or build it with build_corpus"
+            f"{path} is not a whole .npy file ({one_line(error)}): {_REWRITE}"
         ) from error
     if tokens_N.ndim != 1:
         raise RunError(
@@ -92,7 +93,16 @@ def open_array(path: pathlib.Path) -> np.ndarray:
         )
     if not tokens_N.size:
         raise RunError(f"{path} holds no tokens: give a corpus that has some")
+    surplus = path.stat().st_size - tokens_N.offset - tokens_N.nbytes
+    if surplus:
+        raise RunError(
+            f"{path} has {surplus} bytes more than the {len(tokens_N)} tokens of its "
+            f"header: {_REWRITE}"
+        )
     return tokens_N
+
+
+_REWRITE = "write it again with numpy.save, or build it with build_corpus"
 
 
 def blocks(tokens_N: np.ndarray) -> Iterator[np.ndarray]:

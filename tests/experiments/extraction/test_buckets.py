@@ -44,6 +44,12 @@ def test_given_edges_are_half_open():
     assert buckets.places(given, counts).tolist() == [-1, 0, 0, 1, -1, -1]
 
 
+def test_edges_beyond_all_counts():
+    given = buckets.from_edges([1, 2, 10**30, 10**31])
+    counts = np.array([1, 2, 2**62])
+    assert buckets.places(given, counts).tolist() == [0, 1, 1]
+
+
 @pytest.mark.parametrize("edges", [[], [3], [0, 2], [2, 2], [5, 4, 9]])
 def test_edges_that_do_not_rise_are_refused(edges):
     with pytest.raises(UsageError, match="two or more rising integers >= 1"):

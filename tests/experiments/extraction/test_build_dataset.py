@@ -187,6 +187,12 @@ def test_windows_longer_than_all_documents_are_refused(build):
         build(lengths="3,500,600")
 
 
+def test_a_corpus_of_separators_alone_is_refused(build, tmp_path):
+    np.save(tmp_path / "empty.npy", np.full(20, EOS, np.uint16))
+    with pytest.raises(UsageError, match=f"holds nothing but the separator {EOS}"):
+        build(corpus=f"tokens:{tmp_path / 'empty.npy'}")
+
+
 def test_an_empty_sample_is_refused(build):
     with pytest.raises(UsageError, match=r"edges=1000,2000: .* highest counts are \d+"):
         build(edges="1000,2000")
@@ -210,6 +216,27 @@ def test_a_count_that_the_second_counter_denies_fails_before_anything_is_written
     with pytest.raises(RunError, match="one of the two counters is defective"):
         build(verify=True)
     assert [path.name for path in (tmp_path / "windows").iterdir()] == [".lock"]
+
+
+def test_a_set_that_is_already_there_is_checked(build, monkeypatch, capsys):
+    folder = build()
+    capsys.readouterr()
+    build(verify=True)
+    assert capsys.readouterr().out.startswith("Already there: ")
+    with monkeypatch.context() as patch:
+        wrong = np.full(10_000, 7)
+        patch.setattr(
+            fingerprints_module,
+            "count",
+            lambda tokens_N, windows_KxL: (wrong[: len(windows_KxL)],) * 2,
+        )
+        build()
+        with pytest.raises(RunError, match="one of the two counters is defective"):
+            build(verify=True)
+    with (folder / "windows.parquet").open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(RunError, match=r"windows\.parquet has the sha256 "):
+        build()
 
 
 def test_a_killed_build_starts_over(build, tmp_path):

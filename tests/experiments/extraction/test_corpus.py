@@ -71,7 +71,9 @@ def test_a_separator_that_never_occurs_is_noted(
 
 @pytest.mark.parametrize("eos_id", [-1, 2**32])
 def test_a_separator_that_is_no_id(path, tmp_path, eos_id):
-    with pytest.raises(UsageError, match=f"eos_id={eos_id}, expected an id from 0 to"):
+    largest = {-1: 7, 2**32: 2**32 - 1}[eos_id]
+    message = f"eos_id={eos_id}, expected an id from 0 to {largest}:"
+    with pytest.raises(UsageError, match=message):
         load(path, tmp_path, eos_id=eos_id)
 
 

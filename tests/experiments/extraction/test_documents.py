@@ -112,6 +112,7 @@ def test_half_a_character_in_jsonl_is_replaced(tmp_path):
         (b'{"text": 3}', "'text' is int, not a string"),
         (b'{"text": null}', "'text' is NoneType, not a string"),
         (b'{"text": "caf\xe9"}', "can't decode byte 0xe9"),
+        (b"[" * 100_000, "it is nested too deeply"),
     ],
 )
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -189,7 +190,7 @@ def test_unknown_specs(spec, hint):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1", "2/2", "0/0", "-1/2", "1/2/3", "a/b", "1.5/2"]
+    "text", ["", "1", "2/2", "0/0", "-1/2", "1/2/3", "a/b", "1.5/2", "0/1" + 19 * "0"]
 )
 def test_parts_that_are_none(text):
     with pytest.raises(UsageError, match=r"expected K/N .* give --plant_from=0/2"):

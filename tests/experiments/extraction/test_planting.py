@@ -196,6 +196,7 @@ def test_hashes_of_rows_are_those_of_each():
         ({"counts": ()}, "give --plant_counts=1,2,4,8"),
         ({"counts": (1, 0)}, "expected numbers of copies, at least 1"),
         ({"counts": (2, 4, 2)}, "names a count twice: raise --plant_passages"),
+        ({"counts": (1, 10**30)}, "expected at most 1,000,000 copies"),
         ({"passages_per_count": 0}, "expected at least 1: give --plant_passages"),
         ({"num_tokens": 49}, "expected at least 50, the shortest window"),
         ({"seed": -1}, "seed=-1, expected at least 0"),

@@ -167,6 +167,34 @@ def test_files_that_are_cut_short_or_no_array(tmp_path):
         token_files.open_array(path)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"(100,)", b"[100,)"),
+        (b"'<u2'", b"'<,2'"),
+        (b"False", b"F lse"),
+    ],
+)
+def test_a_damaged_header(tmp_path, before, after):
+    path = tmp_path / "tokens.npy"
+    np.save(path, np.arange(100, dtype=np.uint16))
+    path.write_bytes(path.read_bytes().replace(before, after))
+    with pytest.raises(RunError, match=r"is not a whole \.npy file"):
+        token_files.open_array(path)
+
+
+def test_tokens_that_the_header_does_not_count(tmp_path):
+    path = tmp_path / "tokens.npy"
+    np.save(path, np.arange(100, dtype=np.uint16))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"\0" * 6)
+    with pytest.raises(RunError, match="6 bytes more than the 100 tokens"):
+        token_files.open_array(path)
+    path.write_bytes(whole.replace(b"(100,)", b"(10,) "))
+    with pytest.raises(RunError, match="180 bytes more than the 10 tokens"):
+        token_files.open_array(path)
+
+
 def test_no_file(tmp_path):
     for path in (tmp_path, tmp_path / "none.npy"):
         with pytest.raises(UsageError, match="no such file"):
