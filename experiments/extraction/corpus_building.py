@@ -68,8 +68,20 @@ def build(request: Request, folder: pathlib.Path) -> Corpus:
         was changed in it.
       RunError: Data cannot be read, or there is none.
     """
-    folder = folder.expanduser().resolve()
     source = open_source(request.spec, request.tokenizer, request.eos_id)
+    return build_from(source, request, folder)
+
+
+def build_from(source: TokenSource, request: Request, folder: pathlib.Path) -> Corpus:
+    """Builds like `build`, from documents that are derived from those of `request`.
+
+    What was derived how must be part of `source.identity`.
+
+    Raises:
+      UsageError: The folder holds something else; nothing was changed in it.
+      RunError: Data cannot be read, or there is none.
+    """
+    folder = folder.expanduser().resolve()
     record = _record(request, source)
     if _is_free(folder):
         with _scratch(folder) as scratch:
@@ -257,6 +269,7 @@ def _manifest(
             byte_pairs.fingerprint(scratch / TOKENIZER) if has_tokenizer else None
         ),
         "planting": planted,
+        **documents.derivation,
         "versions": {
             "python": platform.python_version(),
             "numpy": np.__version__,

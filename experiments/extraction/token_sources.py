@@ -27,12 +27,14 @@ class IdDocuments:
       eos_id: The separator of documents, or None.
       tokenizer_json: The text of a tokenizer.json, or None.
       read: The documents of a part, as pairs of index and ids, in order.
+      derivation: How they were derived from others; further keys of the manifest.
     """
 
     vocabulary_size: int
     eos_id: int | None
     tokenizer_json: str | None
     read: Callable[[Part], Iterator[tuple[int, np.ndarray]]]
+    derivation: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
