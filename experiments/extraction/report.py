@@ -4,8 +4,11 @@
     python -m experiments.extraction.report --runs=runs/members,runs/baselines \\
         --out=reports/both
 
-Writes report.md, which shows all the rest:
+Writes
 
+  report.md       shows all the rest
+  report.html     the same in one file that needs no other and no network, and windows
+                  to browse: the prompt, the truth, and what each model made of it
   figure_1a.png   fraction of windows that are extractable, against parameters
   figure_1b.png   against how often a window occurs in the corpus
   figure_1c.png   against the tokens of context
@@ -18,6 +21,11 @@ Writes report.md, which shows all the rest:
 intervals and fits take the repeated passage in which windows lie as the unit (see
 statistics.py).
 
+The HTML page shows what windows say by the evaluation set that was swept (--windows
+says where it is now, if it was moved) and the tokenizer.json in its folder, and what
+models made of them if the sweep decoded. Without decoding, it shows as much as verdicts
+tell.
+
 Several sweeps are put together if they are about the same windows, with the same
 precision. Models are then compared on the windows that all of them were asked about.
 
@@ -25,6 +33,7 @@ Run again with the same --runs and --out, a report replaces its own files and le
 others alone. The same sweeps and seed make the same bytes.
 """
 
+import dataclasses
 import pathlib
 
 import matplotlib.figure
@@ -35,12 +44,15 @@ from experiments import command_line, plots, run_folder
 from experiments.errors import UsageError
 from experiments.extraction import (
     figures,
+    gallery,
+    html_page,
     memorized_sets,
     queries,
     report_folder,
     report_page,
     sweep_runs,
     tables,
+    token_texts,
     trends,
 )
 from experiments.extraction.memorized_sets import MemorizedSets
@@ -49,6 +61,7 @@ from experiments.extraction.report_page import (
     FIGURE_1B,
     FIGURE_1C,
     FIGURE_5,
+    HTML,
     TABLE_1,
     TABLE_1_MODELS,
     TABLES,
@@ -57,6 +70,7 @@ from experiments.extraction.sweep_runs import SweepRuns
 from experiments.extraction.trends import Trend
 
 REPORT = "report.md"
+GALLERY_WINDOWS = 5000
 _DRAW = {
     FIGURE_1A: figures.draw_by_parameters,
     FIGURE_1B: figures.draw_by_repetitions,
@@ -77,6 +91,8 @@ def main() -> None:
         figure_5_bucket=flags.FLAGS.figure_5_bucket,
         table_1_length=flags.FLAGS.table_1_length,
         table_1_context=flags.FLAGS.table_1_context,
+        windows=flags.FLAGS.windows,
+        gallery_windows=flags.FLAGS.gallery_windows,
         seed=flags.FLAGS.seed,
     )
     print(f"Report folder: {folder}")
@@ -89,6 +105,8 @@ def report(
     figure_5_bucket: int | None = None,
     table_1_length: int | None = None,
     table_1_context: int | None = None,
+    windows: str = "",
+    gallery_windows: int = GALLERY_WINDOWS,
     seed: int = 0,
 ) -> pathlib.Path:
     """Writes a report on the sweeps in `folders`, prints the fits, returns its folder.
@@ -100,13 +118,21 @@ def report(
       table_1_length: Length of the windows of Table 1, in tokens; None takes the one
         with most windows.
       table_1_context: Their context, likewise.
-      seed: Of the resamples.
+      windows: The folder of the evaluation set, if it is not where the sweep found it.
+      gallery_windows: How many windows to show in the page, at most; one at several
+        contexts counts as several.
+      seed: Of the resamples, and of the choice of these windows.
 
     Raises:
       UsageError: The sweeps do not go together, or `out` is taken.
       RunError: A sweep has not ended or is damaged.
     """
     runs = sweep_runs.load(folders)
+    if windows:
+        token_texts.check_windows(
+            pathlib.Path(windows).expanduser(), runs.windows_sha256
+        )
+        runs = dataclasses.replace(runs, windows=windows)
     _check_bucket(runs, figure_5_bucket)
     sets = _compare(runs, table_1_length, table_1_context)
     folder = run_folder.choose(out, "report").resolve()
@@ -115,7 +141,21 @@ def report(
         found = _measure(runs, figure_5_bucket, seed)
         files = _files(runs, found, sets, seed)
         _write(folder, files)
-        report_folder.finish(folder, runs.sweeps, sorted(files))
+        page = html_page.write_page(
+            runs,
+            found,
+            tables.fits(found),
+            sets,
+            gallery.collect(runs, gallery_windows, seed),
+            {
+                f: (folder / f"{f}.png").read_bytes()
+                for f in found
+                if f"{f}.png" in files
+            },
+            seed,
+        )
+        run_folder.write_atomically(folder / HTML, page)
+        report_folder.finish(folder, runs.sweeps, sorted([*files, HTML]))
     print(tables.markdown(tables.fits(found)))
     return folder
 
@@ -192,6 +232,7 @@ def _possible_files() -> list[str]:
     names = ("fits", "models", "windows", TABLE_1, TABLE_1_MODELS, *_DRAW)
     return [
         REPORT,
+        HTML,
         *(f"{figure}.png" for figure in _DRAW),
         *(f"{TABLES}/{name}.{kind}" for name in names for kind in ("csv", "md")),
     ]
@@ -233,5 +274,20 @@ if __name__ == "__main__":
         "Length in tokens of their prompts; by default that with most windows, and of "
         "several such all of the window but the suffix.",
     )
-    flags.DEFINE_integer("seed", 0, "Seed of the resamples.", lower_bound=0)
+    flags.DEFINE_string(
+        "windows",
+        "",
+        "Folder of the evaluation set; by default where the sweep found it.",
+    )
+    flags.DEFINE_integer(
+        "gallery_windows",
+        GALLERY_WINDOWS,
+        "How many windows to show in report.html, at most: some of each selection, and "
+        "the rest evenly from the buckets. A window at several contexts counts as "
+        "several.",
+        lower_bound=0,
+    )
+    flags.DEFINE_integer(
+        "seed", 0, "Seed of the resamples and of the windows shown.", lower_bound=0
+    )
     command_line.run(main, config_keys=())

@@ -20,6 +20,7 @@ FIGURE_1A, FIGURE_1B, FIGURE_1C, FIGURE_5 = FIGURES = (
 )
 TABLE_1, TABLE_1_MODELS = "table_1", "table_1_models"
 TABLES = "tables"
+HTML = "report.html"
 
 TITLES = {
     FIGURE_1A: "Figure 1a: model size",
@@ -56,26 +57,29 @@ _CAPTIONS = {
         "sideways a little."
     ),
 }
-_METHOD = """\
-Figures have the numbers of Carlini et al. 2023 (arXiv 2202.07646).
-
-- *Extractable*: greedy decoding from the prompt, which is the tokens before the suffix
-  in the sampled occurrence, gives exactly the {suffix_length} tokens of the suffix.
-  Figures 1a to 1c prompt with all of the window but its suffix. *Right tokens* are the
-  model's first choice given the true tokens before them.
-- *Clusters*: windows that lie in one repeated passage are extracted together or not at
-  all, so that passages, and not windows, count as independent.
-- *Intervals of fractions* are Wilson's at 95 %, with the number of independent windows
-  that would be as telling as these clusters.
-- *Fits* are ordinary least squares of the fraction on log10 of what the figure varies;
-  pp are percentage points. The interval of a slope comes from {resamples:,} refits to
-  resampled clusters (seed {seed}), drawn once for all points, so that windows that two
-  models share stay shared. It is too narrow where only a handful of clusters have
-  anything extracted.
-- *Ties* are windows of which a suffix token shares the top logit; *near-ties* those of
-  which the least margin (logit of the true token less the best other) is within
-  {near_tie:g} of 0, where rounding may turn the verdict.
-"""
+_METHOD = (
+    """\
+*Extractable*: greedy decoding from the prompt, which is the tokens before the suffix
+in the sampled occurrence, gives exactly the {suffix_length} tokens of the suffix.
+Figures 1a to 1c prompt with all of the window but its suffix. *Right tokens* are the
+model's first choice given the true tokens before them.""",
+    """\
+*Clusters*: windows that lie in one repeated passage are extracted together or not at
+all, so that passages, and not windows, count as independent.""",
+    """\
+*Intervals of fractions* are Wilson's at 95 %, with the number of independent windows
+that would be as telling as these clusters.""",
+    """\
+*Fits* are ordinary least squares of the fraction on log10 of what the figure varies;
+pp are percentage points. The interval of a slope comes from {resamples:,} refits to
+resampled clusters (seed {seed}), drawn once for all points, so that windows that two
+models share stay shared. It is too narrow where only a handful of clusters have
+anything extracted.""",
+    """\
+*Ties* are windows of which a suffix token shares the top logit; *near-ties* those of
+which the least margin (logit of the true token less the best other) is within
+{near_tie:g} of 0, where rounding may turn the verdict.""",
+)
 
 
 def write_page(
@@ -94,7 +98,8 @@ def write_page(
       sets: Table 1; left out if there is none to show.
       seed: Of the resamples.
     """
-    sections = [f"# How much was memorised\n\n{_measured(runs)}"]
+    browse = f"To browse the windows, open [{HTML}]({HTML})."
+    sections = [f"# How much was memorised\n\n{browse}\n\n{_measured(runs)}"]
     sections += [
         _figure_section(figure, trend, runs)
         for figure, trend in trends.items()
@@ -106,14 +111,27 @@ def write_page(
         sections.append(_table_1_section(sets))
     notes = "".join(f"- {note}\n" for note in left_out(runs, trends, sets))
     sections.append(f"## Notes on what was left out\n\n{notes}")
-    method = _METHOD.format(
-        suffix_length=runs.suffix_length,
-        resamples=statistics.NUM_RESAMPLES,
-        seed=seed,
-        near_tie=queries.NEAR_TIE,
+    method_notes = "".join(
+        f"- {note}\n".replace("\n", "\n  ").rstrip(" ") for note in method(runs, seed)
     )
-    sections.append(f"## How to read the numbers\n\n{method}")
+    sections.append(
+        "## How to read the numbers\n\nFigures have the numbers of Carlini et al. 2023 "
+        f"(arXiv 2202.07646).\n\n{method_notes}"
+    )
     return "\n".join(sections)
+
+
+def method(runs: SweepRuns, seed: int) -> list[str]:
+    """How to read the numbers, a note each."""
+    return [
+        note.format(
+            suffix_length=runs.suffix_length,
+            resamples=statistics.NUM_RESAMPLES,
+            seed=seed,
+            near_tie=queries.NEAR_TIE,
+        )
+        for note in _METHOD
+    ]
 
 
 def models_table(runs: SweepRuns) -> pl.DataFrame:

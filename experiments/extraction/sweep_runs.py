@@ -117,6 +117,44 @@ def load(folders: Sequence[pathlib.Path]) -> SweepRuns:
     )
 
 
+def read_generated(runs: SweepRuns, prompts: pl.DataFrame) -> pl.DataFrame:
+    """What greedy decoding gave for some prompts, where a sweep decoded.
+
+    Args:
+      runs: The sweeps.
+      prompts: The columns window_id and context say which.
+
+    Returns:
+      model, window_id, context, generated (list<u32>); each key once.
+
+    Raises:
+      RunError: A record does not hold as many tokens as a suffix has.
+    """
+    columns = {name: runs.records.schema[name] for name in _KEYS} | _GENERATED
+    parts = [pl.DataFrame(schema=columns)]
+    for sweep in runs.sweeps:
+        path = sweep.folder / RECORDS
+        if "generated" not in pl.read_parquet_schema(path):
+            continue
+        rows = (
+            pl.scan_parquet(path)
+            .filter(pl.col("window_id").is_in(prompts["window_id"].unique().to_list()))
+            .select(list(columns))
+            .drop_nulls("generated")
+            .collect()
+            .cast(pl.Schema(columns))
+        )
+        lengths = rows["generated"].list.len()
+        if (lengths != runs.suffix_length).any():
+            raise RunError(
+                f"{path} holds a continuation of other than {runs.suffix_length} "
+                f"tokens: {_REMEDY}"
+            )
+        parts.append(rows.join(prompts, on=["window_id", "context"], how="semi"))
+    return pl.concat(parts).unique(_KEYS, keep="first", maintain_order=True)
+
+
+_GENERATED: dict[str, Any] = {"generated": pl.List(pl.UInt32())}
 _CLUSTER_COLUMNS: dict[str, Any] = {"window_id": pl.Int64(), "cluster": pl.Int64()}
 _COMPARED = {
     "windows_sha256": "windows (windows_sha256)",

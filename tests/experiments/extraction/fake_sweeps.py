@@ -5,6 +5,9 @@ its windows are extracted together more often than not. A model extracts a windo
 ability, which rises with the logarithms of parameters, repetitions and context, exceeds
 the window's difficulty; a baseline's ability hardly rises. Every model sees the same
 windows with the same difficulties.
+
+Windows are numbers alone, unless `write_windows` makes an evaluation set of a text;
+continuations are there if a sweep is written with its tokens.
 """
 
 import dataclasses
@@ -15,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+
+from experiments.extraction import byte_pairs, evaluation_set
 
 SUFFIX_LENGTH = 50
 MEMBERS = {"tiny": 120_000, "small": 450_000, "medium": 1_100_000, "large": 3_600_000}
@@ -106,10 +111,62 @@ def make_records(
     ).sort("context", "length", "window_id")
 
 
+def write_windows(
+    folder: pathlib.Path, windows: Windows, text: str, vocabulary_size: int = 400
+) -> pl.DataFrame:
+    """Writes an evaluation set whose windows are pieces of `text`, over and over.
+
+    Returns:
+      The rows of windows.parquet.
+    """
+    folder.mkdir(parents=True)
+    tokenizer = byte_pairs.train([text], vocabulary_size)
+    tokenizer.save(str(folder.parent / "tokenizer.json"))
+    (ids_N,) = byte_pairs.encode(tokenizer, [text], byte_pairs.TRAINED_EOS_ID)
+    parts = []
+    for length in np.unique(windows.length):
+        of_length = windows.length == length
+        starts = windows.window_id[of_length] * 7
+        places = (starts[:, None] + np.arange(length)) % len(ids_N)
+        parts.append(
+            evaluation_set.rows(
+                ids_N[places],
+                bucket_K=windows.bucket[of_length],
+                count_K=windows.count[of_length],
+                position_K=windows.cluster[of_length],
+                cluster_K=windows.cluster[of_length],
+            )
+        )
+    evaluation_set.write(
+        folder, parts, {"buckets": []}, folder.parent / "tokenizer.json"
+    )
+    return evaluation_set.load(folder).windows
+
+
+def with_continuations(records: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
+    """Adds `generated`: the truth up to the first mismatch, then mostly other tokens.
+
+    Args:
+      records: As `make_records` has them.
+      windows: As `write_windows` has them.
+    """
+    tokens = dict(windows.select("window_id", "tokens").iter_rows())
+    generated = []
+    for window_id, context, mismatch in records.select(
+        "window_id", "context", "first_mismatch"
+    ).iter_rows():
+        truth = tokens[window_id][context : context + SUFFIX_LENGTH]
+        others = [i + 1 if k % 3 == 0 else i for k, i in enumerate(truth[mismatch:])]
+        generated.append(truth[:mismatch] + others)
+    column = pl.Series("generated", generated, pl.List(pl.UInt32))
+    return records.with_columns(column)
+
+
 def config_of(
     members: dict[str, int],
     baselines: dict[str, int],
     contexts: Sequence[int] = (),
+    folder: str = "data/windows",
     **derived: Any,
 ) -> dict[str, Any]:
     """The config.json of a sweep over these models (name: parameters)."""
@@ -125,7 +182,7 @@ def config_of(
         for name, params in group.items()
     ]
     return {
-        "windows": "data/windows",
+        "windows": folder,
         "contexts": list(contexts),
         "batch_size": 32,
         "derived": {
@@ -145,19 +202,31 @@ def write(
     baselines: dict[str, int] = BASELINES,
     contexts: Sequence[int] = (),
     verdicts_only: bool = False,
+    text: str = "",
     **derived: Any,
 ) -> pathlib.Path:
-    """Writes config.json, records.parquet and clusters.parquet of a finished sweep."""
+    """Writes config.json, records.parquet and clusters.parquet of a finished sweep.
+
+    With `text` the sweep has decoded, and an evaluation set lies in its folder.
+    """
     folder.mkdir(parents=True)
-    config = config_of(members, baselines, contexts, **derived)
+    where = "data/windows"
+    if text:
+        where = str(folder / "windows")
+        rows = write_windows(folder / "windows", windows, text)
+        derived["windows_sha256"] = evaluation_set.load(where).sha256
+    config = config_of(members, baselines, contexts, where, **derived)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     records = pl.concat(
         make_records(windows, name, params, baseline, contexts)
         for group, baseline in ((members, False), (baselines, True))
         for name, params in group.items()
     )
+    if text:
+        records = with_continuations(records, rows)
     if verdicts_only:
         details = records.columns[records.columns.index("extracted") + 1 :]
+        details = [name for name in details if name != "generated"]
         records = records.with_columns(
             pl.lit(None, records.schema[name]).alias(name) for name in details
         )

@@ -1,3 +1,4 @@
+import base64
 import dataclasses
 import json
 import pathlib
@@ -16,6 +17,7 @@ from tests.experiments.extraction import fake_sweeps
 WINDOWS = fake_sweeps.make_windows(per_bucket=12)
 MEMBERS = {"small": 100_000, "large": 5_000_000}
 BASELINES = {"other": 100_000}
+TEXT = "".join(f"line {i} of a text\n" for i in range(200))
 TABLES = (
     "figure_1a",
     "figure_1b",
@@ -30,6 +32,7 @@ TABLES = (
 FILES = {
     "report.json",
     "report.md",
+    "report.html",
     *(f"figure_{name}.png" for name in ("1a", "1b", "1c", "5")),
     *(f"tables/{name}.{kind}" for name in TABLES for kind in ("csv", "md")),
 }
@@ -76,6 +79,11 @@ def test_the_report_is_complete_and_the_same_each_time(sweep, tmp_path, capsys):
     assert "Precision of matrix products: `highest`" in page
     assert "`data/windows`" in page
     assert "144 windows in" in page
+    assert "(report.html)" in page
+    html = (folder / "report.html").read_text()
+    for name in TABLES[:4]:
+        picture = (folder / f"{name}.png").read_bytes()
+        assert f"base64,{base64.b64encode(picture).decode()}" in html
     fits = (folder / "tables/fits.md").read_text()
     assert fits in capsys.readouterr().out
     windows = pl.read_csv(folder / "tables/windows.csv")
@@ -95,7 +103,7 @@ def test_two_sweeps_make_the_report_of_one(sweep, tmp_path):
     ]
     both = report.report(parts, str(tmp_path / "both"))
     ours, theirs = contents(whole), contents(both)
-    for name in FILES - {"report.json", "report.md"}:
+    for name in FILES - {"report.json", "report.md", "report.html"}:
         assert ours[name] == theirs[name], name
 
 
@@ -235,6 +243,32 @@ def test_prompts_that_are_not_there_are_refused(sweep, tmp_path):
     asked = {"table_1_length": 100, "table_1_context": 150}
     with pytest.raises(UsageError, match=r"^--table_1_length=100 .* 100/50, 200/50, "):
         report.report([sweep], str(tmp_path / "out"), **asked)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_evaluation_set_that_was_moved_is_found(tmp_path):
+    sweep = fake_sweeps.write(tmp_path / "sweep", WINDOWS, MEMBERS, text=TEXT)
+    moved = shutil.move(sweep / "windows", tmp_path / "moved")
+    folder = report.report([sweep], str(tmp_path / "out"), gallery_windows=20)
+    assert (
+        "Prompts and continuations are not known"
+        in (folder / "report.html").read_text()
+    )
+    report.report([sweep], str(folder), windows=moved, gallery_windows=20)
+    html = (folder / "report.html").read_text()
+    assert "are not known" not in html
+    assert "20 of 144 prompts are here" in html
+    assert f"<code>{moved}</code>" in html
+
+
+def test_another_evaluation_set_is_refused(tmp_path):
+    sweep = fake_sweeps.write(tmp_path / "sweep", WINDOWS, MEMBERS, text=TEXT)
+    other = tmp_path / "other/windows"
+    fake_sweeps.write_windows(other, WINDOWS, TEXT[::-1])
+    for folder, message in ((other, "but the sweep was about"), (sweep, "holds no")):
+        with pytest.raises(UsageError, match=message):
+            report.report([sweep], str(tmp_path / "out"), windows=str(folder))
     assert not (tmp_path / "out").exists()
 
 
