@@ -25,9 +25,9 @@ def continued(folder: pathlib.Path, prompts_NxC: np.ndarray, num_tokens: int = 5
     tokens_NxT = np.zeros((num_rows, context + num_tokens), np.int32)
     tokens_NxT[:, :context] = prompts_NxC
     # The zeros after t do not reach the logits at t.
-    forward = jax.jit(lambda tokens_NxT: model.apply(params, tokens_NxT))
+    forward = jax.jit(model.apply)
     for t in range(context, context + num_tokens):
-        logits_NxTxV = np.asarray(forward(tokens_NxT))
+        logits_NxTxV = np.asarray(forward(params, tokens_NxT[:, :-1]))
         tokens_NxT[:, t] = logits_NxTxV[:, t - 1].argmax(axis=-1)
     return tokens_NxT
 
