@@ -62,8 +62,8 @@ def open_array(path: pathlib.Path) -> np.ndarray:
 
     Raises:
       UsageError: There is no such file.
-      RunError: It is no `.npy`, is cut short or too long, or holds anything but a non-empty 1-D
-        array of one of the two dtypes.
+      RunError: It is no `.npy`, is cut short or too long, or holds anything but a
+        non-empty 1-D array of one of the two dtypes.
     """
     if not path.is_file():
         raise UsageError(
