@@ -7,7 +7,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from experiments.models.decoder_config import DecoderConfig
+from experiments.models.t5_config import T5Config
 
+Config = DecoderConfig | T5Config
 Layout = Literal["same", "transposed", "by_head"]
 
 
@@ -36,7 +38,7 @@ def prefix(config: DecoderConfig) -> str:
     return "gpt_neox." if config.family == "gpt_neox" else "transformer."
 
 
-def slots(config: DecoderConfig) -> list[Slot]:
+def slots(config: Config) -> list[Slot]:
     """All tensors of a checkpoint, in the names that saving uses.
 
     Example:
@@ -45,20 +47,26 @@ def slots(config: DecoderConfig) -> list[Slot]:
       Slot(tensor='transformer.wte.weight', path=('embedding', 'embedding'), \
 layout='same', part=None)
     """
+    if isinstance(config, T5Config):
+        return list(_t5(config))
     body = _neox_body if config.family == "gpt_neox" else _openai_body
     found = [s._replace(tensor=prefix(config) + s.tensor) for s in body(config)]
     return [*found, *_head(config)]
 
 
-def tied_head_tensor(config: DecoderConfig) -> tuple[str, str] | None:
-    """A tensor that some folders hold though the head is tied, and the embedding's."""
+def copies(config: Config) -> list[tuple[str, str]]:
+    """Tensors that some folders hold besides those of `slots`, and what they equal."""
+    if isinstance(config, T5Config):
+        names = ["encoder.embed_tokens", "decoder.embed_tokens"]
+        names += ["lm_head"] if config.tied_head else []
+        return [(f"{name}.weight", "shared.weight") for name in names]
     if not config.tied_head:
-        return None
+        return []
     head, table = ("embed_out", "embed_in") if _is_neox(config) else ("lm_head", "wte")
-    return f"{head}.weight", f"{prefix(config)}{table}.weight"
+    return [(f"{head}.weight", f"{prefix(config)}{table}.weight")]
 
 
-def canonical(name: str, config: DecoderConfig) -> str:
+def canonical(name: str, config: Config) -> str:
     """The name that `slots` has for a tensor that a folder calls `name`.
 
     Example:
@@ -66,6 +74,8 @@ def canonical(name: str, config: DecoderConfig) -> str:
       >>> canonical("wte.weight", gpt2(vocabulary_size=8, max_positions=4))
       'transformer.wte.weight'
     """
+    if isinstance(config, T5Config):
+        return name
     if _is_neox(config):
         name = re.sub(r"^lm_head\.", "embed_out.", name)
     start = prefix(config)
@@ -75,7 +85,10 @@ def canonical(name: str, config: DecoderConfig) -> str:
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a canonical name is of a mask or a table that the config determines.
+    """Whether a canonical name is of something that logits do not depend on.
+
+    Masks and tables that the config determines; and the position biases that the first
+    T5 has for attention to the inputs, where nothing reads them.
 
     Example:
       >>> is_buffer("transformer.h.0.attn.bias")
@@ -90,10 +103,11 @@ _BUFFER = (
     r"transformer\.h\.\d+\.attn\.(attention\.)?(bias|masked_bias|embed_positions)"
     r"|gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"
     r"|gpt_neox\.rotary_emb\.inv_freq"
+    r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 )
 
 
-def view(parameter: np.ndarray, slot: Slot, config: DecoderConfig) -> np.ndarray:
+def view(parameter: np.ndarray, slot: Slot, config: Config) -> np.ndarray:
     """The part of a parameter that `slot` names, in the order of the tensor's numbers.
 
     A view: what is written to it is written to the parameter. Its shape is the tensor's
@@ -109,7 +123,7 @@ def view(parameter: np.ndarray, slot: Slot, config: DecoderConfig) -> np.ndarray
     return parameter.T if slot.layout == "transposed" else parameter
 
 
-def tensor_shape(parameter: np.ndarray, slot: Slot, config: DecoderConfig):
+def tensor_shape(parameter: np.ndarray, slot: Slot, config: Config):
     """Shape of the tensor in a checkpoint."""
     shape = view(parameter, slot, config).shape
     return (parameter.shape[-1], *shape[3:]) if slot.layout == "by_head" else shape
@@ -192,3 +206,41 @@ def _neox_body(config: DecoderConfig) -> Iterator[Slot]:
         yield from _dense(f"{name}.mlp.dense_h_to_4h", path, "mlp_input")
         yield from _dense(f"{name}.mlp.dense_4h_to_h", path, "mlp_output")
     yield from _norm("final_layer_norm", "final_norm")
+
+
+def _t5(config: T5Config) -> Iterator[Slot]:
+    yield Slot("shared.weight", ("embedding", "embedding"))
+    for stack, num_layers in (
+        ("encoder", config.num_layers),
+        ("decoder", config.num_decoder_layers),
+    ):
+        # In the reference, the first layer has it, and the others get it from there.
+        bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        yield Slot(bias, (stack, "position_bias", "embedding"))
+        for i in range(num_layers):
+            yield from _t5_layer(config, stack, i)
+        yield Slot(f"{stack}.final_layer_norm.weight", (stack, "final_norm", "scale"))
+    if not config.tied_head:
+        yield from _dense("lm_head", "head", bias=False)
+
+
+def _t5_layer(config: T5Config, stack: str, layer: int) -> Iterator[Slot]:
+    mlp: dict[str, tuple[str, ...]] = {"wi": ("mlp_input",), "wo": ("mlp_output",)}
+    if config.activation == "gated_gelu":
+        mlp = {"wi_0": ("mlp_gate",), "wi_1": ("mlp_input",), "wo": ("mlp_output",)}
+    parts = [("SelfAttention", "attention", _t5_attention("attention"))]
+    if stack == "decoder":
+        kernels = _t5_attention("cross_attention")
+        parts.append(("EncDecAttention", "cross_attention", kernels))
+    parts.append(("DenseReluDense", "mlp", mlp))
+    path = (stack, f"layers_{layer}")
+    for i, (part, module, kernels) in enumerate(parts):
+        name = f"{stack}.block.{layer}.layer.{i}"
+        yield Slot(f"{name}.layer_norm.weight", (*path, f"{module}_norm", "scale"))
+        for tensor, keys in kernels.items():
+            yield from _dense(f"{name}.{part}.{tensor}", *path, *keys, bias=False)
+
+
+def _t5_attention(module: str) -> dict[str, tuple[str, ...]]:
+    names = {"q": "query", "k": "key", "v": "value", "o": "output"}
+    return {tensor: (module, name) for tensor, name in names.items()}

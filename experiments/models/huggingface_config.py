@@ -14,6 +14,7 @@ from typing import Any
 
 from experiments.errors import UsageError
 from experiments.models import decoder_config
+from experiments.models.config_reader import ConfigReader
 from experiments.models.decoder import ACTIVATIONS
 from experiments.models.decoder_config import DecoderConfig
 
@@ -32,64 +33,6 @@ _ARCHITECTURES = {
 GLOBAL, LOCAL = "global", "local"
 
 
-class _Reader:
-    """The keys of a config.json; what is wrong with one is said with its name."""
-
-    def __init__(self, values: dict[str, Any], place: str) -> None:
-        self._values, self.place = values, place
-
-    def __contains__(self, key: str) -> bool:
-        return self._values.get(key) is not None
-
-    def error(self, key: str, expected: str) -> UsageError:
-        return UsageError(
-            f"{self.place} has {key}={self._values.get(key)!r}, expected {expected}: "
-            "choose another model"
-        )
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value; a null or missing one is `default`."""
-        return self._values[key] if key in self else default
-
-    def size(self, key: str, default: int | None = None) -> int:
-        value = self.get(key, default)
-        if type(value) is not int or value < 1:
-            raise self.error(key, "an integer >= 1")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        value = self.get(key, default)
-        if type(value) not in (int, float) or not (0 < value < math.inf):
-            raise self.error(key, "a number > 0")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.get(key, default)
-        if type(value) is not bool:
-            raise self.error(key, "true or false")
-        return value
-
-    def token(self, key: str) -> int | None:
-        """One id; of a list, which some models have for `eos_token_id`, the first."""
-        value = self.get(key)
-        value = value[0] if isinstance(value, list) and value else value
-        if value is not None and type(value) is not int:
-            raise self.error(key, "a token id")
-        return value
-
-    def activation(self, key: str, default: str) -> str:
-        value = self.get(key, default)
-        if not isinstance(value, str) or value not in ACTIVATIONS:
-            raise self.error(key, f"one of {', '.join(ACTIVATIONS)}")
-        return value
-
-    def refuse_unless(self, key: str, *allowed: Any) -> None:
-        """Raises unless the key is missing, null or one of the values `allowed`."""
-        if key in self and self._values[key] not in allowed:
-            what = " or ".join(repr(value) for value in allowed)
-            raise self.error(key, f"{what or 'none'}, for anything else is not built")
-
-
 def parse(values: dict[str, Any], place: str) -> DecoderConfig:
     """The architecture that a config.json describes.
 
@@ -105,14 +48,14 @@ def parse(values: dict[str, Any], place: str) -> DecoderConfig:
       >>> parse({"model_type": "gpt2", **sizes}, "config.json").feed_forward
       24
     """
-    reader = _Reader(values, place)
+    reader = ConfigReader(values, place)
     families = {model_type: family for family, model_type in _MODEL_TYPES.items()}
     family = families.get(str(reader.get("model_type")))
     if family is None:
         raise reader.error(
             "model_type",
-            f"one of {', '.join(families)} (a run of train_lm has its model when it is "
-            "done)",
+            f"one of {', '.join(families)} or t5 (a run of train_lm has its model when "
+            "it is done)",
         )
     for key in ("is_encoder_decoder", "add_cross_attention"):
         reader.refuse_unless(key, False)
@@ -132,11 +75,11 @@ def parse(values: dict[str, Any], place: str) -> DecoderConfig:
     )
 
 
-def _gpt2(reader: _Reader) -> DecoderConfig:
+def _gpt2(reader: ConfigReader) -> DecoderConfig:
     config = decoder_config.gpt2(**_openai_sizes(reader))
     return dataclasses.replace(
         config,
-        activation=reader.activation("activation_function", "gelu_new"),
+        activation=_activation(reader, "activation_function", "gelu_new"),
         layer_norm_epsilon=reader.number("layer_norm_epsilon", 1e-5),
         scale_attention=reader.flag("scale_attn_weights", True),
         scale_attention_by_layer=reader.flag("scale_attn_by_inverse_layer_idx", False),
@@ -144,7 +87,7 @@ def _gpt2(reader: _Reader) -> DecoderConfig:
     )
 
 
-def _gpt_neo(reader: _Reader) -> DecoderConfig:
+def _gpt_neo(reader: ConfigReader) -> DecoderConfig:
     config = decoder_config.gpt_neo(
         vocabulary_size=reader.size("vocab_size"),
         max_positions=reader.size("max_position_embeddings"),
@@ -157,13 +100,13 @@ def _gpt_neo(reader: _Reader) -> DecoderConfig:
     return dataclasses.replace(
         config,
         windows=tuple(window if kind == LOCAL else None for kind in _kinds(reader)),
-        activation=reader.activation("activation_function", "gelu_new"),
+        activation=_activation(reader, "activation_function", "gelu_new"),
         layer_norm_epsilon=reader.number("layer_norm_epsilon", 1e-5),
         tied_head=reader.flag("tie_word_embeddings", True),
     )
 
 
-def _kinds(reader: _Reader) -> list[str]:
+def _kinds(reader: ConfigReader) -> list[str]:
     """`global` or `local` for each layer, from either of the two keys or both."""
     types = reader.get("attention_types")
     layers = reader.get("attention_layers")
@@ -186,7 +129,7 @@ def _kinds(reader: _Reader) -> list[str]:
     return expanded
 
 
-def _gpt_j(reader: _Reader) -> DecoderConfig:
+def _gpt_j(reader: ConfigReader) -> DecoderConfig:
     reader.refuse_unless("rotary", True)
     reader.refuse_unless("scale_attn_weights", True)
     reader.refuse_unless("rotary_emb_base", 10_000)
@@ -197,12 +140,12 @@ def _gpt_j(reader: _Reader) -> DecoderConfig:
     )
     return dataclasses.replace(
         config,
-        activation=reader.activation("activation_function", "gelu_new"),
+        activation=_activation(reader, "activation_function", "gelu_new"),
         layer_norm_epsilon=reader.number("layer_norm_epsilon", 1e-5),
     )
 
 
-def _gpt_neox(reader: _Reader) -> DecoderConfig:
+def _gpt_neox(reader: ConfigReader) -> DecoderConfig:
     width, heads = reader.size("hidden_size"), reader.size("num_attention_heads")
     reader.refuse_unless("head_dim", width // heads)
     base, fraction = _rope(reader)
@@ -220,7 +163,7 @@ def _gpt_neox(reader: _Reader) -> DecoderConfig:
     return dataclasses.replace(
         config,
         residual="parallel_two_norms" if parallel else "sequential",
-        activation=reader.activation("hidden_act", "gelu"),
+        activation=_activation(reader, "hidden_act", "gelu"),
         layer_norm_epsilon=reader.number("layer_norm_eps", 1e-5),
         rotary_base=base,
         qkv_bias=bias,
@@ -229,7 +172,7 @@ def _gpt_neox(reader: _Reader) -> DecoderConfig:
     )
 
 
-def _rope(reader: _Reader) -> tuple[float, float]:
+def _rope(reader: ConfigReader) -> tuple[float, float]:
     """Base and rotated fraction of each head, from the keys of old and of new.
 
     Up to transformers 4 they were `rotary_emb_base` and `rotary_pct`, then
@@ -243,7 +186,7 @@ def _rope(reader: _Reader) -> tuple[float, float]:
         known = {"rope_type", "type", *bases, *fractions}
         if not isinstance(inner, dict) or not inner.keys() <= known:
             raise reader.error(key, f"keys among {', '.join(sorted(known))} alone")
-        readers.append(_Reader(inner, f"{reader.place} in {key}"))
+        readers.append(ConfigReader(inner, f"{reader.place} in {key}"))
         for kind in ("rope_type", "type"):
             readers[-1].refuse_unless(kind, "default")
     return (
@@ -252,7 +195,9 @@ def _rope(reader: _Reader) -> tuple[float, float]:
     )
 
 
-def _agreed(readers: list[_Reader], keys: tuple[str, ...], default: float) -> float:
+def _agreed(
+    readers: list[ConfigReader], keys: tuple[str, ...], default: float
+) -> float:
     """The number that every spelling of a key has, where it is given."""
     found = [r.number(key, default) for r in readers for key in keys if key in r]
     if len(set(found)) > 1:
@@ -263,7 +208,7 @@ def _agreed(readers: list[_Reader], keys: tuple[str, ...], default: float) -> fl
     return found[0] if found else default
 
 
-def _openai_sizes(reader: _Reader) -> dict[str, Any]:
+def _openai_sizes(reader: ConfigReader) -> dict[str, Any]:
     """The sizes of GPT-2 and of GPT-J, in the names of their configs."""
     return {
         "vocabulary_size": reader.size("vocab_size"),
@@ -275,11 +220,18 @@ def _openai_sizes(reader: _Reader) -> dict[str, Any]:
     }
 
 
-def _optional_size(reader: _Reader, key: str) -> int | None:
+def _activation(reader: ConfigReader, key: str, default: str) -> str:
+    value = reader.get(key, default)
+    if not isinstance(value, str) or value not in ACTIVATIONS:
+        raise reader.error(key, f"one of {', '.join(ACTIVATIONS)}")
+    return value
+
+
+def _optional_size(reader: ConfigReader, key: str) -> int | None:
     return reader.size(key) if key in reader else None
 
 
-_PARSERS: dict[str, Callable[[_Reader], DecoderConfig]] = {
+_PARSERS: dict[str, Callable[[ConfigReader], DecoderConfig]] = {
     "gpt2": _gpt2,
     "gpt_neo": _gpt_neo,
     "gpt_j": _gpt_j,

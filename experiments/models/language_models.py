@@ -23,10 +23,13 @@ from experiments.models import (
     checkpoint_names,
     decoder_config,
     huggingface_config,
+    huggingface_t5,
     model_spec,
     safetensors_folder,
 )
 from experiments.models.decoder import Decoder
+from experiments.models.t5 import T5
+from experiments.models.t5_config import T5Config
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 # In a folder of experiments.extraction.train_lm.
@@ -39,6 +42,7 @@ _BUILDERS = {
     "gpt_neox": decoder_config.gpt_neox,
 }
 
+Model = Decoder | T5
 Params = dict[str, Any]
 
 
@@ -91,12 +95,22 @@ def model_folder(folder: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def architecture(folder: str | os.PathLike[str]) -> Decoder:
-    """The model in `folder`, without its weights; errors as those of `load`."""
-    path = model_folder(folder) / CONFIG
-    return Decoder(huggingface_config.parse(_read_json(path), str(path)))
+    """The decoder-only model in `folder`, without its weights.
+
+    Errors are those of `load`, and a `UsageError` for an encoder-decoder.
+    """
+    path = model_folder(folder)
+    model = _architecture(path)
+    if isinstance(model, T5):
+        raise UsageError(
+            f"model folder {str(path)!r} holds a {model.config.family}, an "
+            f"encoder-decoder, expected one of {', '.join(_BUILDERS)}: choose another "
+            "model"
+        )
+    return model
 
 
-def load(folder: str | os.PathLike[str]) -> tuple[Decoder, Params]:
+def load(folder: str | os.PathLike[str]) -> tuple[Model, Params]:
     """Reads a model and its weights, as float32.
 
     Args:
@@ -104,7 +118,7 @@ def load(folder: str | os.PathLike[str]) -> tuple[Decoder, Params]:
 
     Returns:
       The model and what its `init` would return: `model.apply(params, tokens_BxT)` are
-      logits_BxTxV.
+      logits_BxTxV; of a T5, `model.apply(params, inputs_BxS, targets_BxT)` are.
 
     Raises:
       UsageError: No model there, an unknown family, or a config with something that
@@ -112,10 +126,10 @@ def load(folder: str | os.PathLike[str]) -> tuple[Decoder, Params]:
       RunError: A broken file, or tensors that are not those of the config.
     """
     path = model_folder(folder)
-    model = architecture(path)
+    model = _architecture(path)
     config = model.config
     located = _canonical(safetensors_folder.locate(path), config, path)
-    _check_tied_head(located, config)
+    _drop_copies(located, config)
     slots = checkpoint_names.slots(config)
     _check_names(located, [slot.tensor for slot in slots], config, path)
     return model, {"params": _read_params(model, slots, located)}
@@ -123,7 +137,7 @@ def load(folder: str | os.PathLike[str]) -> tuple[Decoder, Params]:
 
 def save(
     folder: str | os.PathLike[str],
-    model: Decoder,
+    model: Model,
     params: Params,
     tokenizer_json: str | os.PathLike[str] | None = None,
 ) -> None:
@@ -156,12 +170,25 @@ def save(
     partial = path.with_name(f"{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    text = json.dumps(huggingface_config.to_json(config), indent=2)
-    (partial / CONFIG).write_text(f"{text}\n")
+    (partial / CONFIG).write_text(f"{json.dumps(_to_json(config), indent=2)}\n")
     safetensors_folder.write(partial / safetensors_folder.WEIGHTS, tensors)
     if tokenizer_json is not None:
         shutil.copyfile(tokenizer_json, partial / TOKENIZER)
     os.replace(partial, path)
+
+
+def _architecture(folder: pathlib.Path) -> Model:
+    path = folder / CONFIG
+    values = _read_json(path)
+    if values.get("model_type") == huggingface_t5.MODEL_TYPE:
+        return T5(huggingface_t5.parse(values, str(path)))
+    return Decoder(huggingface_config.parse(values, str(path)))
+
+
+def _to_json(config: checkpoint_names.Config) -> dict[str, Any]:
+    if isinstance(config, T5Config):
+        return huggingface_t5.to_json(config)
+    return huggingface_config.to_json(config)
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -176,7 +203,7 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
 
 def _canonical(
     located: dict[str, pathlib.Path],
-    config: decoder_config.DecoderConfig,
+    config: checkpoint_names.Config,
     folder: pathlib.Path,
 ) -> dict[str, tuple[pathlib.Path, str]]:
     """File and own name of every tensor that is not a buffer, by its canonical name."""
@@ -194,27 +221,32 @@ def _canonical(
     return found
 
 
-def _check_tied_head(
-    located: dict[str, tuple[pathlib.Path, str]], config: decoder_config.DecoderConfig
+def _drop_copies(
+    located: dict[str, tuple[pathlib.Path, str]], config: checkpoint_names.Config
 ) -> None:
-    """Takes out the head of a tied model, once it is known to equal the embedding."""
-    names = checkpoint_names.tied_head_tensor(config)
-    if names is None or not all(name in located for name in names):
-        return
-    head, table = (safetensors_folder.read(*located[name]) for name in names)
-    if not np.array_equal(head, table):
-        raise RunError(
-            f"{located[names[0]][0]} holds {names[0]!r}, which differs from "
-            f"{names[1]!r} although {CONFIG} ties them: set tie_word_embeddings to "
-            "false there if the head is meant"
-        )
-    del located[names[0]]
+    """Takes out what is held twice, such as a tied head, once it is known to be equal.
+
+    If nothing but the copy is there, it is taken for the tensor.
+    """
+    for copy, name in checkpoint_names.copies(config):
+        if copy not in located:
+            continue
+        place = located.pop(copy)
+        first = located.setdefault(name, place)
+        if not np.array_equal(
+            safetensors_folder.read(*place), safetensors_folder.read(*first)
+        ):
+            raise RunError(
+                f"{place[0]} holds {copy!r}, which differs from {name!r} although "
+                f"{CONFIG} ties them: copy the folder again, or set "
+                "tie_word_embeddings to false there if the head is meant"
+            )
 
 
 def _check_names(
     located: dict[str, Any],
     expected: list[str],
-    config: decoder_config.DecoderConfig,
+    config: checkpoint_names.Config,
     folder: pathlib.Path,
 ) -> None:
     missing = [name for name in expected if name not in located]
@@ -230,7 +262,7 @@ def _check_names(
 
 
 def _read_params(
-    model: Decoder,
+    model: Model,
     slots: list[checkpoint_names.Slot],
     located: dict[str, tuple[pathlib.Path, str]],
 ) -> Params:
@@ -246,10 +278,11 @@ def _read_params(
     return flax.traverse_util.unflatten_dict(params)
 
 
-def _shapes(model: Decoder) -> dict[tuple[str, ...], tuple[int, ...]]:
+def _shapes(model: Model) -> dict[tuple[str, ...], tuple[int, ...]]:
     """Shape of every parameter, by its path below "params"."""
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    sequences = (tokens, tokens) if isinstance(model, T5) else (tokens,)
+    params = jax.eval_shape(model.init, jax.random.key(0), *sequences)["params"]
     flat = flax.traverse_util.flatten_dict(params)
     return {path: leaf.shape for path, leaf in flat.items()}
 
@@ -259,7 +292,7 @@ def _fill(
     slot: checkpoint_names.Slot,
     path: pathlib.Path,
     name: str,
-    config: decoder_config.DecoderConfig,
+    config: checkpoint_names.Config,
 ) -> None:
     tensor = safetensors_folder.read(path, name)
     expected = checkpoint_names.tensor_shape(parameter, slot, config)

@@ -110,7 +110,7 @@ def _no_weights(folder: pathlib.Path) -> str:
         return (
             f"{folder} has {TORCH_WEIGHTS[0]} but no {WEIGHTS}: convert it where torch "
             "and transformers are installed, with AutoModelForCausalLM.from_pretrained("
-            "FOLDER).save_pretrained(NEW_FOLDER)"
+            "FOLDER).save_pretrained(NEW_FOLDER), or AutoModelForSeq2SeqLM for a T5"
         )
     shards = sorted(folder.glob("*.safetensors"))
     if shards:

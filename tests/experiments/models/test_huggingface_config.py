@@ -8,7 +8,7 @@ from experiments.errors import UsageError
 from experiments.models import build_language_model, huggingface_config
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
-NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
+NAMES = sorted(folder.name for folder in GOLDEN.glob("gpt*"))
 # What the reference writes and does not compute logits from.
 NOT_READ = {
     "add_cross_attention",
