@@ -73,9 +73,10 @@ def answer(asker: Asker, part: Part, config: SweepConfig, progress: Progress) ->
 def _rows(part: Part, answers: dict[str, np.ndarray]) -> polars.DataFrame:
     """Records from arrays [N, K] or [N, K, 50]; other columns are null."""
     windows = part.windows
+    schema = records.COLUMNS | (records.GENERATED if "generated" in answers else {})
     frames = []
     for k, context in enumerate(part.prompts.contexts):
-        columns: dict[str, Any] = dict.fromkeys(records.COLUMNS)
+        columns: dict[str, Any] = dict.fromkeys(schema)
         columns |= {
             "window_id": windows["window_id"],
             "model": part.model.name,
@@ -86,7 +87,6 @@ def _rows(part: Part, answers: dict[str, np.ndarray]) -> polars.DataFrame:
             "bucket": windows["bucket"],
         }
         columns |= {name: values[:, k] for name, values in answers.items()}
-        schema = records.COLUMNS | (records.GENERATED if "generated" in answers else {})
         frames.append(polars.DataFrame(columns).cast(polars.Schema(schema)))
     return polars.concat(frames)
 

@@ -50,8 +50,22 @@ suffix_logprob  natural log of the probability of the 50, given the prompt
 The last five are null if a sweep took verdicts only.
 """
 
-GENERATED = {"generated": polars.List(polars.UInt32())}
-"""With `decode`: the 50 tokens that greedy decoding gives."""
+GENERATED = {
+    "generated": polars.List(polars.UInt32()),
+    "anywhere": polars.Boolean(),
+    "bleu": polars.Float32(),
+    "edit_distance": polars.Int32(),
+}
+"""With `decode`, these columns as well.
+
+generated      the 50 tokens that greedy decoding gives
+anywhere       whether prompt and generated tokens occur together anywhere in the
+               corpus; true of all that is extracted; null if the sweep had no corpus
+bleu           BLEU of the generated tokens with the true ones, from 0 to 1
+edit_distance  the least number of tokens to insert, delete or replace between them
+
+In parts all but the first are null: they follow from it (see decoded_measures.py).
+"""
 
 
 class Parts:

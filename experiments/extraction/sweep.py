@@ -14,7 +14,8 @@ with how far the verdict is from turning.
 
 With decode=True the 50 tokens are generated as well, and compared with the verdict.
 They are computed in another order, so where logits are equal up to rounding the two may
-differ; any other difference stops the sweep.
+differ; any other difference stops the sweep. How near the generated tokens come to the
+true ones is recorded and, given the corpus, whether they occur anywhere in it.
 
 The folder holds config.json (with what was swept, by hashes), records.parquet,
 clusters.parquet (which windows lie in one repeated passage) and metrics.jsonl (how long
@@ -37,8 +38,17 @@ from ml_collections import config_flags
 
 from experiments import command_line, models, run_folder, tuple_flags
 from experiments.errors import RunError, UsageError
-from experiments.extraction import answers, records, sweep_config, sweep_plan
+from experiments.extraction import (
+    answers,
+    decoded_measures,
+    lookup,
+    records,
+    stored_suffix_array,
+    sweep_config,
+    sweep_plan,
+)
 from experiments.extraction.asking import Asker
+from experiments.extraction.lookup import Lookup
 from experiments.extraction.records import Parts
 from experiments.extraction.sweep_config import SweepConfig
 from experiments.extraction.sweep_models import SweptModel
@@ -100,6 +110,7 @@ def _check_same_inputs(folder: pathlib.Path, record: dict[str, Any]) -> None:
 def _sweep_in(folder: pathlib.Path, plan: SweepPlan) -> None:
     for note in plan.notes:
         print(note)
+    searched = _lookup(plan)
     clusters = plan.windows.windows.select("window_id", "cluster")
     records.write_parquet(clusters, folder / CLUSTERS)
     finished = Parts(folder)
@@ -124,8 +135,22 @@ def _sweep_in(folder: pathlib.Path, plan: SweepPlan) -> None:
             f"{folder / records.PARTS} holds {len(rows):,} records, expected "
             f"{total:,}: delete it, and sweep again"
         )
+    if plan.config.decode:
+        rows = decoded_measures.add(rows, plan.windows.windows, searched)
     records.write_parquet(rows, folder / records.RECORDS)
     finished.remove()
+
+
+def _lookup(plan: SweepPlan) -> Lookup | None:
+    """The corpus, if there is one, ready to be searched."""
+    corpus = plan.corpus
+    if corpus is None:
+        return None
+    folder = stored_suffix_array.folder_of(corpus)
+    positions_R = stored_suffix_array.load(corpus, folder)
+    return lookup.prepare(
+        corpus.tokens_N, corpus.eos_id, corpus.vocabulary_size, positions_R
+    )
 
 
 def _num_records(parts: dict[str, list[Part]]) -> int:
@@ -178,6 +203,7 @@ def _summarize(folder: pathlib.Path, plan: SweepPlan) -> None:
             polars.col("extracted").sum(),
             near.sum().alias("near"),
             polars.col("tie").sum(),
+            *([polars.col("anywhere").sum()] if plan.corpus else []),
         )
         .collect()
     )
@@ -188,6 +214,7 @@ def _summarize(folder: pathlib.Path, plan: SweepPlan) -> None:
         print(
             f"{model.name}: {row['extracted']:,} of {row['windows']:,} windows "
             f"extractable ({row['extracted'] / row['windows']:.2%})"
+            + (f"; {row['anywhere']:,} found anywhere" if plan.corpus else "")
             + ("" if plan.config.verdicts_only else _ties(row, near_tie))
             + _speed(own)
         )

@@ -7,6 +7,7 @@ from typing import Any
 import ml_collections
 
 from experiments import typed_config
+from experiments.extraction.token_sources import TOKENS
 from experiments.typed_config import expect
 
 SKIP, BOS = EMPTY_PROMPTS = ("skip", "bos")
@@ -34,6 +35,10 @@ class SweepConfig:
         within rounding.
       decode: Also generate 50 tokens after every prompt, and record them; the sweep
         fails where they contradict the verdict and rounding does not explain it.
+      corpus: With `decode`: `tokens:DIR` or `tokens:FILE.npy`, the corpus of the
+        windows; a set that was built from texts holds it as WINDOWS/corpus. It is
+        recorded whether prompt and generated tokens occur anywhere in it. Its suffix
+        array is built once and kept beside it.
       verdicts_only: Record only whether windows are extractable, which takes less: most
         of those that are not are given up after the first suffix tokens.
       empty_prompt: What to do where a prompt has no token: `skip` the window, or prompt
@@ -53,6 +58,7 @@ class SweepConfig:
     windows_per_bucket: int | None = None
     batch_size: int = 32
     decode: bool = False
+    corpus: str = ""
     verdicts_only: bool = False
     empty_prompt: str = SKIP
     matmul_precision: str = "highest"
@@ -101,5 +107,9 @@ def parse(config: ml_collections.ConfigDict) -> SweepConfig:
     expect(
         parsed, "verdicts_only", ok, "False with decode=True, which needs all columns"
     )
+    ok = not parsed.corpus or parsed.corpus.startswith(TOKENS)
+    expect(parsed, "corpus", ok, "tokens:DIR or tokens:FILE.npy")
+    ok = parsed.decode or not parsed.corpus
+    expect(parsed, "corpus", ok, "'' without decode=True, as nothing is generated")
     expect(parsed, "seed", parsed.seed >= 0, "an integer >= 0")
     return parsed

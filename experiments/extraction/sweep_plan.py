@@ -11,10 +11,17 @@ import numpy as np
 import polars
 
 from experiments.errors import UsageError
-from experiments.extraction import byte_pairs, evaluation_set, sweep_models
+from experiments.extraction import (
+    byte_pairs,
+    corpus_folder,
+    evaluation_set,
+    sweep_models,
+)
+from experiments.extraction.corpus_folder import Corpus
 from experiments.extraction.evaluation_set import EvaluationSet
 from experiments.extraction.sweep_config import BOS, SweepConfig
 from experiments.extraction.sweep_models import SweptModel
+from experiments.extraction.token_sources import TOKENS
 from experiments.extraction.verdicts import SUFFIX_LENGTH
 from experiments.models import language_models
 
@@ -102,6 +109,7 @@ class SweepPlan:
       models: In the order of their records.
       prompts: What each model is asked, by length.
       notes: What is left out, a line each.
+      corpus: Where generated suffixes are looked up, or None.
     """
 
     config: SweepConfig
@@ -109,6 +117,7 @@ class SweepPlan:
     models: tuple[SweptModel, ...]
     prompts: tuple[Prompts, ...]
     notes: tuple[str, ...]
+    corpus: Corpus | None
 
     def record(self) -> dict[str, Any]:
         """What config.json says."""
@@ -118,6 +127,7 @@ class SweepPlan:
         record = {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
         record["derived"] = {
             "windows_sha256": self.windows.sha256,
+            "corpus_sha256": self.corpus and self.corpus.sha256,
             "suffix_length": SUFFIX_LENGTH,
             "precision": self.config.matmul_precision,
             "models": [model.record() for model in self.models],
@@ -152,12 +162,27 @@ def make_plan(config: SweepConfig) -> SweepPlan:
     """
     windows = evaluation_set.load(config.windows)
     prompts, notes = _prompts(config, windows)
+    corpus = _corpus(config, windows) if config.corpus else None
     models = sweep_models.describe(config.models, config.baselines)
     for model in models:
         _check_positions(model, prompts)
         _check_ids(model, prompts)
         _check_tokenizer(model, prompts, windows, pathlib.Path(config.windows))
-    return SweepPlan(config, windows, models, prompts, notes)
+    return SweepPlan(config, windows, models, prompts, notes, corpus)
+
+
+def _corpus(config: SweepConfig, windows: EvaluationSet) -> Corpus:
+    """The corpus, which must be that of the windows."""
+    path = pathlib.Path(config.corpus.removeprefix(TOKENS)).expanduser()
+    corpus = corpus_folder.open_tokens(path, windows.manifest.get("eos_id"), "")
+    expected = windows.manifest.get("corpus_sha256")
+    if expected not in (None, corpus.sha256):
+        raise UsageError(
+            f"config.corpus={config.corpus!r} is not the corpus of the windows in "
+            f"{config.windows!r} (sha256 {corpus.sha256[:12]}..., expected "
+            f"{expected[:12]}...): give that one"
+        )
+    return corpus
 
 
 def _prompts(
