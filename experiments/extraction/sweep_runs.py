@@ -183,7 +183,10 @@ def _read_config(folder: pathlib.Path) -> dict[str, Any]:
         and "windows" in config
         and all(key in derived for key in _COMPARED)
         and isinstance(derived.get("models"), list)
-        and all(key in model for model in derived["models"] for key in _MODEL_KEYS)
+        and all(
+            isinstance(model, dict) and all(key in model for key in _MODEL_KEYS)
+            for model in derived["models"]
+        )
     )
     if not complete:
         raise UsageError(

@@ -143,6 +143,17 @@ def test_a_folder_that_is_no_sweep_is_refused(write, config):
         sweep_runs.load([folder])
 
 
+@pytest.mark.parametrize("model", [7, "small", {"model": "small"}])
+def test_a_config_with_models_that_are_none_is_refused(write, model):
+    folder = write()
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["derived"]["models"].append(model)
+    path.write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="is not the config of a sweep"):
+        sweep_runs.load([folder])
+
+
 def cut(folder, name):
     path = folder / name
     path.write_bytes(path.read_bytes()[:-40])
