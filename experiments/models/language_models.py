@@ -83,7 +83,8 @@ def model_folder(folder: str | os.PathLike[str]) -> pathlib.Path:
     """
     path = pathlib.Path(folder).expanduser()
     if not path.is_dir():
-        raise UsageError(f"model folder {str(path)!r} does not exist: correct the path")
+        what = "is a file" if path.exists() else "does not exist"
+        raise UsageError(f"model folder {str(path)!r} {what}: give a folder")
     if (path / TRAINED / CONFIG).is_file():
         return path / TRAINED
     if not (path / CONFIG).is_file():

@@ -59,7 +59,7 @@ def read(path: pathlib.Path, name: str) -> np.ndarray:
             if dtype not in _DTYPES:
                 raise RunError(
                     f"{path} holds {name!r} as {dtype}, expected one of "
-                    f"{', '.join(_DTYPES)}: use a checkpoint that is not quantised"
+                    f"{', '.join(_DTYPES)}: use a checkpoint that was saved so"
                 )
             return file.get_tensor(name).astype(np.float32)
     except (safetensors.SafetensorError, OSError) as error:

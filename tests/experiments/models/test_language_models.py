@@ -294,6 +294,9 @@ def test_config_of_other_sizes(copied):
 def test_wrong_folders(tmp_path, copied):
     with pytest.raises(UsageError, match=r"'.*nowhere' does not exist"):
         models.load(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"'.*file' is a file: give a folder"):
+        models.load(tmp_path / "file")
     with pytest.raises(UsageError, match=r"has no config.json: give a Hugging Face"):
         models.load(tmp_path)
     folder = copied("gpt2")
