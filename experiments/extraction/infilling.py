@@ -267,10 +267,11 @@ def judge(
     )
     finite_N = verdicts.finite(counted)
     if not finite_N.all():
+        row = int(np.flatnonzero(~finite_N)[0])
         raise RunError(
-            "the model gives logits that are not finite for window "
-            f"{window_ids_N[int(np.flatnonzero(~finite_N)[0])]}: its weights are damaged or "
-            "overflow float32, so copy its folder again, or leave it out"
+            f"the model gives logits that are not finite for window {window_ids_N[row]}"
+            ": its weights are damaged or overflow float32, so copy its folder again, "
+            "or leave it out"
         )
     found = verdicts.judge(counted)
     return Infillings(
