@@ -45,17 +45,50 @@ def causal_mask(
 
 
 def attend(
-    queries_BxHxSxK: jax.Array, cached: KeysValues, mask_SxL: jax.Array, scale: float
+    queries_BxHxSxK: jax.Array,
+    seen: KeysValues,
+    mask_SxL: jax.Array,
+    scale: float,
+    prompt: KeysValues | None = None,
 ) -> jax.Array:
-    """softmax(scale q k^T) v over the unmasked keys, f32[B, H, S, K]."""
-    scores_BxHxSxL = jnp.einsum(
-        "bhsk,bhlk->bhsl", queries_BxHxSxK * scale, cached.keys_BxHxLxK
-    )
+    """softmax(scale q k^T) v over the unmasked keys, f32[B, H, S, K].
+
+    Args:
+      queries_BxHxSxK: f32.
+      seen: Keys and values of each row.
+      mask_SxL: bool, over the keys of the prompt, if there is one, and those seen.
+      scale: Of the scores.
+      prompt: Keys and values before those seen, of P prompts: B/P rows in a row share
+        the same ones. They are read as they are, with no copy for each row.
+    """
+    queries_BxHxSxK = queries_BxHxSxK * scale
+    scores_BxHxSxL = jnp.einsum("bhsk,bhlk->bhsl", queries_BxHxSxK, seen.keys_BxHxLxK)
+    if prompt is not None:
+        scores_BxHxSxC = _shared(
+            "pnhsk,phck->pnhsc", queries_BxHxSxK, prompt.keys_BxHxLxK
+        )
+        scores_BxHxSxL = jnp.concatenate([scores_BxHxSxC, scores_BxHxSxL], axis=-1)
     scores_BxHxSxL = jnp.where(
         mask_SxL[None, None], scores_BxHxSxL, jnp.finfo(scores_BxHxSxL.dtype).min
     )
     weights_BxHxSxL = nn.softmax(scores_BxHxSxL)
-    return jnp.einsum("bhsl,bhlk->bhsk", weights_BxHxSxL, cached.values_BxHxLxK)
+    if prompt is None:
+        return jnp.einsum("bhsl,bhlk->bhsk", weights_BxHxSxL, seen.values_BxHxLxK)
+    context = prompt.keys_BxHxLxK.shape[2]
+    weights_BxHxSxC, weights_BxHxSxL = jnp.split(weights_BxHxSxL, [context], axis=-1)
+    return _shared(
+        "pnhsc,phck->pnhsk", weights_BxHxSxC, prompt.values_BxHxLxK
+    ) + jnp.einsum("bhsl,bhlk->bhsk", weights_BxHxSxL, seen.values_BxHxLxK)
+
+
+def _shared(
+    equation: str, x_BxHxSxK: jax.Array, of_prompts_PxHxCxK: jax.Array
+) -> jax.Array:
+    """The product of each row with the keys or values of its prompt, [B, H, S, ...]."""
+    num_prompts = of_prompts_PxHxCxK.shape[0]
+    grouped_PxNxHxSxK = x_BxHxSxK.reshape(num_prompts, -1, *x_BxHxSxK.shape[1:])
+    product = jnp.einsum(equation, grouped_PxNxHxSxK, of_prompts_PxHxCxK)
+    return product.reshape(x_BxHxSxK.shape[0], *product.shape[2:])
 
 
 class Attention(nn.Module):
@@ -76,6 +109,7 @@ class Attention(nn.Module):
         positions_S: jax.Array,
         rotation: Rotation | None,
         cached: KeysValues | None,
+        prompt: KeysValues | None = None,
     ) -> tuple[jax.Array, KeysValues]:
         """Attends from `x_BxSxD` to itself, or to the cache with itself added.
 
@@ -84,10 +118,11 @@ class Attention(nn.Module):
           positions_S: i32[S], consecutive.
           rotation: At these positions; None without rotary positions.
           cached: Keys and values before them; None: there are none.
+          prompt: Those before the cache, see `attend`; None: there are none.
 
         Returns:
-          f32[B, S, D], and the cache with these keys and values at `positions_S`, or
-          these alone.
+          f32[B, S, D], and the cache with these keys and values at `positions_S`
+          (counted from the end of the prompt, if there is one), or these alone.
         """
         config = self.config
         batch_size, length, width = x_BxSxD.shape
@@ -109,10 +144,11 @@ class Attention(nn.Module):
         )
         seen, key_positions_L = KeysValues(k_BxHxSxK, v_BxHxSxK), positions_S
         if cached is not None:
-            seen = _updated(cached, seen, positions_S[0])
-            key_positions_L = jnp.arange(seen.keys_BxHxLxK.shape[2])
+            context = 0 if prompt is None else prompt.keys_BxHxLxK.shape[2]
+            seen = _updated(cached, seen, positions_S[0] - context)
+            key_positions_L = jnp.arange(context + seen.keys_BxHxLxK.shape[2])
         mask_SxL = causal_mask(positions_S, key_positions_L, config.windows[self.layer])
-        mixed_BxHxSxK = attend(q_BxHxSxK, seen, mask_SxL, self._scale())
+        mixed_BxHxSxK = attend(q_BxHxSxK, seen, mask_SxL, self._scale(), prompt)
         mixed_BxSxD = jnp.swapaxes(mixed_BxHxSxK, 1, 2).reshape(x_BxSxD.shape)
         output_BxSxD = nn.Dense(
             width,

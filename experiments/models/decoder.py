@@ -89,7 +89,8 @@ class Decoder(nn.Module):
         """
         _expect_at_most("tokens", tokens_BxT.shape[1], self.config.max_positions)
         start = jnp.zeros((), jnp.int32)
-        x_BxTxD, _ = self._run(tokens_BxT, start, (None,) * self.config.num_layers)
+        nothing = (None,) * self.config.num_layers
+        x_BxTxD, _ = self._run(tokens_BxT, start, nothing, nothing)
         return x_BxTxD
 
     def logits(self, x_BxSxD: jax.Array) -> jax.Array:
@@ -98,26 +99,45 @@ class Decoder(nn.Module):
             return self.embedding.attend(x_BxSxD)
         return self.head(x_BxSxD)
 
-    def extend(self, tokens_BxS: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+    def extend(
+        self, tokens_BxS: jax.Array, cache: Cache, prompts: Cache | None = None
+    ) -> tuple[jax.Array, Cache]:
         """Appends S tokens to those in the cache.
 
         Args:
           tokens_BxS: One token or many, a whole prompt for example.
           cache: From `init_cache` or from the last call.
+          prompts: A full cache of P prompts, which the tokens in `cache` continue: rows
+            0 to B/P - 1 the first prompt, and so on. However many continuations there
+            are, this cache is kept once and read as it is.
 
         Returns:
           What `hidden` returns, for these S tokens, and the cache with them. Tokens
-          beyond the cache's length would overwrite others, so then all is NaN.
+          beyond the cache's length would overwrite others, so then all is NaN, as it is
+          if the cache of the prompts is not full.
 
         Raises:
-          UsageError: S alone exceeds the cache's length.
+          UsageError: S alone exceeds the cache's length, or prompts and cache exceed
+            the positions there are.
         """
-        length = cache.layers[0].keys_BxHxLxK.shape[2]
-        num_tokens = tokens_BxS.shape[1]
+        length, num_tokens = _length(cache), tokens_BxS.shape[1]
         _expect_at_most("tokens in a cache", num_tokens, length)
-        x_BxSxD, layers = self._run(tokens_BxS, cache.position, cache.layers)
         end = cache.position + num_tokens
-        return jnp.where(end <= length, x_BxSxD, jnp.nan), Cache(end, layers)
+        is_valid = end <= length
+        context = 0
+        shared: tuple[KeysValues | None, ...] = (None,) * self.config.num_layers
+        if prompts is not None:
+            context, shared = _length(prompts), prompts.layers
+            _expect_at_most(
+                "tokens of prompt and cache",
+                context + length,
+                self.config.max_positions,
+            )
+            is_valid &= prompts.position == context
+        x_BxSxD, layers = self._run(
+            tokens_BxS, context + cache.position, cache.layers, shared
+        )
+        return jnp.where(is_valid, x_BxSxD, jnp.nan), Cache(end, layers)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int) -> Cache:
@@ -140,6 +160,7 @@ class Decoder(nn.Module):
         tokens_BxS: jax.Array,
         start: jax.Array,
         cached: tuple[KeysValues | None, ...],
+        prompts: tuple[KeysValues | None, ...],
     ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         config = self.config
         positions_S = start + jnp.arange(tokens_BxS.shape[1])
@@ -153,8 +174,8 @@ class Decoder(nn.Module):
         if config.rotary != "none":
             turn = rotation(positions_S, config.rotary_dim, config.rotary_base)
         extended = []
-        for layer, before in zip(self.layers, cached, strict=True):
-            x_BxSxD, after = layer(x_BxSxD, positions_S, turn, before)
+        for layer, before, prompt in zip(self.layers, cached, prompts, strict=True):
+            x_BxSxD, after = layer(x_BxSxD, positions_S, turn, before, prompt)
             extended.append(after)
         return self.final_norm(x_BxSxD), tuple(extended)
 
@@ -188,11 +209,12 @@ class Layer(nn.Module):
         positions_S: jax.Array,
         rotation: Rotation | None,
         cached: KeysValues | None,
+        prompt: KeysValues | None,
     ) -> tuple[jax.Array, KeysValues]:
         """Takes what `Attention` takes; returns f32[B, S, D] and the cache."""
         normed_BxSxD = self.attention_norm(x_BxSxD)
         attended_BxSxD, cached = self.attention(
-            normed_BxSxD, positions_S, rotation, cached
+            normed_BxSxD, positions_S, rotation, cached, prompt
         )
         if self.config.residual == "sequential":
             x_BxSxD = x_BxSxD + attended_BxSxD
@@ -210,6 +232,10 @@ def _norm(config: DecoderConfig) -> nn.LayerNorm:
     # The mean of squares less the square of the mean loses digits where the mean is
     # large, as it is in a trained residual stream.
     return nn.LayerNorm(epsilon=config.layer_norm_epsilon, use_fast_variance=False)
+
+
+def _length(cache: Cache) -> int:
+    return cache.layers[0].keys_BxHxLxK.shape[2]
 
 
 def _expect_at_most(what: str, given: int, limit: int) -> None:

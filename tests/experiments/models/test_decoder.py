@@ -39,7 +39,7 @@ class Compiled:
         self.params = random_params(model, tokens_of(0))
         self.logits = jax.jit(model.apply)
         self.hidden = jax.jit(lambda p, t: model.apply(p, t, method="hidden"))
-        self.extend = jax.jit(lambda p, t, c: model.apply(p, t, c, method="extend"))
+        self.extend = jax.jit(lambda p, *args: model.apply(p, *args, method="extend"))
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,43 @@ def test_a_cache_changes_nothing(compiled, name, seed, sizes):
     expected = run.hidden(run.params, tokens_BxT)
     found = jnp.concatenate(parts, axis=1)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_prompts_are_shared(compiled, name):
+    """Rows that continue two prompts, three each, are whole sequences."""
+    run = compiled[name]
+    prompts_PxC = tokens_of(8, batch_size=2, length=5)
+    tokens_BxT = tokens_of(9, batch_size=6, length=6)
+    _, prompts = run.extend(run.params, prompts_PxC, run.model.init_cache(2, 5))
+    cache, parts = run.model.init_cache(6, 7), []
+    for start, size in ((0, 1), (1, 1), (2, 4)):
+        tokens_BxS = tokens_BxT[:, start : start + size]
+        x, cache = run.extend(run.params, tokens_BxS, cache, prompts)
+        parts.append(x)
+    whole_BxT = jnp.concatenate(
+        [jnp.repeat(prompts_PxC, 3, axis=0), tokens_BxT], axis=1
+    )
+    expected = run.hidden(run.params, whole_BxT)[:, 5:]
+    found = jnp.concatenate(parts, axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_prompts_that_do_not_fit(compiled):
+    run = compiled["gpt_neo"]
+    token_Bx1 = tokens_of(0, batch_size=4, length=1)
+    prompts = run.model.init_cache(2, 5)
+    _, prompts = run.extend(run.params, tokens_of(0, length=3), prompts)
+    x, _ = run.extend(run.params, token_Bx1, run.model.init_cache(4, 7), prompts)
+    assert np.isnan(x).all(), "two of the keys are not there yet"
+    _, prompts = run.extend(run.params, tokens_of(0, length=2), prompts)
+    x, cache = run.extend(run.params, token_Bx1, run.model.init_cache(4, 7), prompts)
+    assert np.isfinite(x).all()
+    x, _ = run.extend(run.params, token_Bx1, cache._replace(position=7), prompts)
+    assert np.isnan(x).all(), "the cache was full"
+    message = f"13 tokens of prompt and cache, expected at most {LENGTH}"
+    with pytest.raises(UsageError, match=message):
+        run.extend(run.params, token_Bx1, run.model.init_cache(4, 8), prompts)
 
 
 @pytest.mark.parametrize("name", SPECS)
