@@ -284,14 +284,17 @@ def _check_ids(model: SweptModel, prompts: Sequence[Prompts]) -> None:
     limit = model.config.vocabulary_size
     for asked in prompts:
         largest_N = asked.windows["tokens"].list.max().to_numpy()
-        first = asked.first_token or 0
-        if max(largest_N.max(), first) >= limit:
-            window_id = asked.windows["window_id"][int(largest_N.argmax())]
-            raise UsageError(
-                f"model {model.name!r} has a vocabulary of {limit} ids, but window "
-                f"{window_id} holds the id {max(largest_N.max(), first)}: give windows "
-                "of a corpus that was tokenised for this model, or leave it out"
-            )
+        row = int(np.argmax(largest_N))
+        if largest_N[row] >= limit:
+            holds = f"window {asked.windows['window_id'][row]} holds {largest_N[row]}"
+        elif (asked.first_token or 0) >= limit:
+            holds = f"the separator is {asked.first_token}"
+        else:
+            continue
+        raise UsageError(
+            f"model {model.name!r} has a vocabulary of {limit} ids, but {holds}: give "
+            "windows of a corpus that was tokenised for this model, or leave it out"
+        )
 
 
 def _check_tokenizer(
