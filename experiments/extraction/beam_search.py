@@ -5,10 +5,6 @@ Carlini et al. 2023 (arXiv 2202.07646, Section 4.5). All have the same number of
 there is no length penalty, no continuation ends early, and no token is masked, that
 between documents included. With b = 1 this is greedy decoding.
 
-The beams of one prompt share its keys and values, and have a cache of their own for
-what they generated alone. At b = 100, one cache with the prompt for each beam would
-need a hundred times the memory of greedy decoding.
-
 Names of axes: P prompts, C tokens of a prompt, N beams, R = P N rows, T generated
 tokens, V vocabulary.
 """
@@ -17,15 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from absl import logging
 
 from experiments.errors import UsageError
-from experiments.extraction import row_groups
+from experiments.extraction import row_groups, shared_prompts
 from experiments.extraction.verdicts import SUFFIX_LENGTH
-from experiments.models.decoder_config import DecoderConfig
-
-# The memory for the prompts that are searched at once. A single one may need more.
-_BYTES_AT_ONCE = 2**31
 
 
 class Beams(NamedTuple):
@@ -69,29 +60,18 @@ def search(
       UsageError: More beams than the vocabulary has tokens.
     """
     check_num_beams(num_beams, model.config.vocabulary_size)
-    num_prompts, context = prompts_PxC.shape
-    num_bytes = bytes_per_prompt(model.config, num_beams, context, num_tokens)
-    fitting = row_groups.rows_at_once(
-        num_prompts, max(context, num_beams), jax.default_backend()
-    )
-    num_rows = row_groups.largest_divisor(
-        num_prompts, min(fitting, max(1, _BYTES_AT_ONCE // num_bytes))
-    )
-    # Once for each program, since this runs when it is traced.
-    logging.info(
-        "%d beams after %d tokens: %d of %d prompts at once, %.0f MiB",
-        num_beams,
-        context,
-        num_rows,
-        num_prompts,
-        num_rows * num_bytes / 2**20,
-    )
 
     def search_rows(prompts_PxC: jax.Array) -> Beams:
         beams = _search(model, params, prompts_PxC, num_beams, num_tokens)
         return jax.tree.map(lambda x: x[:, :num_returned], beams)
 
-    return row_groups.map_rows(search_rows, num_rows, prompts_PxC)
+    return shared_prompts.map_prompts(
+        search_rows,
+        model.config,
+        prompts_PxC,
+        num_continuations=num_beams,
+        num_tokens=num_tokens,
+    )
 
 
 def check_num_beams(num_beams: int, vocabulary_size: int) -> None:
@@ -110,27 +90,6 @@ def check_num_beams(num_beams: int, vocabulary_size: int) -> None:
             f"{num_beams} beams, expected 1 to {most} for a vocabulary of "
             f"{vocabulary_size} tokens: change the number of beams"
         )
-
-
-def bytes_per_prompt(
-    config: DecoderConfig, num_beams: int, context: int, num_tokens: int
-) -> int:
-    """About the memory that `search` needs for each prompt, weights apart.
-
-    Example:
-      >>> from experiments.models.decoder_config import gpt_j
-      >>> model = gpt_j(50_400, 2_048, layers=28, width=4_096, heads=16)
-      >>> gibibytes = bytes_per_prompt(model, 100, context=450, num_tokens=50) / 2**30
-      >>> f"{gibibytes:.1f}"
-      '8.8'
-    """
-    # Keys and values, of the prompt once, and of beams before and after re-ordering.
-    tokens_held = context + 2 * num_beams * (num_tokens - 1)
-    cache = 2 * config.num_layers * config.width * tokens_held
-    # Logits and candidates; attention's scores and weights, in one layer at a time.
-    logits = 2 * num_beams * config.vocabulary_size
-    pairs = max(context * context, num_beams * (context + num_tokens))
-    return 4 * (cache + logits + 2 * config.num_heads * pairs)
 
 
 class _State(NamedTuple):

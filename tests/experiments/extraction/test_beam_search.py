@@ -10,7 +10,7 @@ import pytest
 
 from experiments import models
 from experiments.errors import UsageError
-from experiments.extraction import beam_search, decoding, verdicts
+from experiments.extraction import beam_search, decoding, shared_prompts, verdicts
 from experiments.extraction.beam_search import search
 
 pytestmark = pytest.mark.usefixtures("compiled_cheaply")
@@ -205,7 +205,7 @@ def test_groups_of_prompts_change_nothing(neo, monkeypatch):
     static = {"num_beams": 8, "num_tokens": 6}
     every = compiled_search(model, **static)(params, prompts_PxC)
     assert every.tokens_PxNxT.shape == (4, 8, 6)
-    monkeypatch.setattr(beam_search, "_BYTES_AT_ONCE", 1)
+    monkeypatch.setattr(shared_prompts, "_BYTES_AT_ONCE", 1)
     best = compiled_search(model, **static, num_returned=1)(params, prompts_PxC)
     np.testing.assert_array_equal(best.tokens_PxNxT, every.tokens_PxNxT[:, :1])
     np.testing.assert_allclose(best.scores_PxN, every.scores_PxN[:, :1], rtol=1e-5)
@@ -272,5 +272,5 @@ def test_memory_does_not_hold_the_prompt_for_each_beam():
     memory = run.lower(shapes, prompts_PxC).compile().memory_analysis()
     one_cache_each = 2 * 2 * 64 * 4 * 50 * 409
     assert memory.temp_size_in_bytes < one_cache_each / 4
-    said = beam_search.bytes_per_prompt(model.config, 50, context=400, num_tokens=10)
+    said = shared_prompts.bytes_per_prompt(model.config, 400, 50, num_tokens=10)
     assert said / 2 < memory.temp_size_in_bytes < 2 * said
