@@ -17,17 +17,17 @@ case $scale in
   stdlib)
     members="tiny small medium large" others="small large" steps=1000
     corpus=(--max_tokens=100000 --plant_passages=24 --plant_tokens=300)
-    windows=(--lengths=60,75,100,150,250 --per_bucket=1000)
+    windows=(--lengths=60,75,100,150,250 --per_bucket=500) contexts=10,25,50,100,200
     ;;
   quickstart)
     members="tiny small" others="small" steps=600
     corpus=(--max_tokens=50000 --plant_passages=8 --plant_tokens=250)
-    windows=(--lengths=60,100,200 --per_bucket=200)
+    windows=(--lengths=60,100,200 --per_bucket=200) contexts=10,50,150
     ;;
   tiny)
     members="tiny small" others="tiny" steps=2
     corpus=(--max_tokens=4000 --plant_passages=1 --plant_tokens=150)
-    windows=(--lengths=60,100 --per_bucket=10)
+    windows=(--lengths=60,100 --per_bucket=10) contexts=10,50
     ;;
   *)
     echo "error: SCALE=$scale, expected stdlib, quickstart or tiny" >&2
@@ -72,6 +72,13 @@ run build_dataset --corpus="tokens:$out/member_corpus" "${windows[@]}" --out="$o
   run sweep --config=experiments/extraction/configs/figure_1.py \
     --config.models="$(folders member $members)" \
     --config.baselines="$(folders other $others)" \
-    --config.windows="$out/windows" --config.out="$out/sweep"
+    --config.windows="$out/windows" --config.decode=True --config.out="$out/sweep"
 }
 run report --runs="$out/sweep" --out="$out/report"
+
+# Figure 5: the largest model, prompted with the start of longer windows.
+run sweep --config=experiments/extraction/configs/figure_1.py \
+  --config.models="$out/member_${members##* }" --config.windows="$out/windows" \
+  --config.contexts="$contexts" --config.out="$out/sweep_figure_5"
+run report --runs="$out/sweep_figure_5" --out="$out/report_figure_5"
+echo "Report folder: $out/report"

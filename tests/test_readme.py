@@ -37,6 +37,30 @@ SMALL = {
 }
 
 
+# What makes the pipeline of extraction small, by the module it runs.
+SMALL_EXTRACTION = {
+    "build_corpus": [
+        "--corpus=text:experiments/extraction/*.py",
+        "--tokenizer=bpe:300",
+        "--max_tokens=6000",
+    ],
+    "build_dataset": ["--lengths=60", "--per_bucket=20"],
+    "train_lm": [
+        "--config.num_steps=2",
+        "--config.model=gpt2:layers=1:width=8:heads=2",
+    ],
+    "sweep": ["--config.windows_per_bucket=5"],
+    "report": [],
+    "benchmark_sweep": [
+        "--model=gpt2:layers=1:width=8:heads=2",
+        "--vocabulary_size=20",
+        "--rounds=1",
+        "--transformers_python=",
+    ],
+    "benchmark_dataset": ["--num_tokens=20000"],
+}
+
+
 def _blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
@@ -78,7 +102,7 @@ def test_the_check_for_mixed_examples_runs_as_pasted():
 
 
 @pytest.mark.parametrize(
-    "command", [c for c in _commands() if c.startswith("python -m")]
+    "command", [c for c in _commands() if c.startswith("python -m experiments.dp")]
 )
 def test_command_runs(command, tmp_path):
     _, _, module, *arguments = shlex.split(command)
@@ -92,6 +116,23 @@ def test_command_runs(command, tmp_path):
     assert result.returncode == 0, result.stderr
 
 
+def test_the_pipeline_of_extraction_runs(tmp_path):
+    """One command after another, each on what those before it made."""
+    commands = [c for c in _commands() if "-m experiments.extraction." in c]
+    modules = []
+    for command in commands:
+        _, _, module, *arguments = shlex.split(command)
+        modules.append(module.removeprefix("experiments.extraction."))
+        small = SMALL_EXTRACTION[modules[-1]]
+        replaced = {argument.split("=")[0] for argument in small}
+        arguments = [a for a in arguments if a.split("=")[0] not in replaced] + small
+        arguments = [a.replace("runs/", f"{tmp_path}/") for a in arguments]
+        result = _run([sys.executable, "-m", module, *arguments])
+        assert result.returncode == 0, result.stderr
+    assert set(modules) == set(SMALL_EXTRACTION)
+    assert (tmp_path / "report" / "figure_1a.png").stat().st_size > 0
+
+
 def test_quickstart_runs(tmp_path):
     """In the environment of the tests, which is what the script would make."""
     result = _run(
@@ -102,18 +143,26 @@ def test_quickstart_runs(tmp_path):
             f"--config.out={tmp_path / 'run'}",
         ],
         VENV=sys.prefix,
+        FIGURE_1_SCALE="tiny",
+        FIGURE_1_OUT=str(tmp_path / "figure_1"),
     )
     assert result.returncode == 0, result.stderr
     assert re.search(r"times the non-private time", result.stdout)
     assert re.search(r"Test accuracy \d\.\d+ .*epsilon \d", result.stdout)
+    assert (tmp_path / "run" / "accuracy.png").stat().st_size > 0
     last = result.stdout.splitlines()[-1]
-    folder = pathlib.Path(last.removeprefix("Run folder: "))
-    assert (folder / "accuracy.png").stat().st_size > 0
+    folder = pathlib.Path(last.removeprefix("Report folder: "))
+    for name in "abc":
+        assert (folder / f"figure_1{name}.png").stat().st_size > 0
 
 
 def test_the_other_commands_are_the_two_scripts():
     others = [c for c in _commands() if not c.startswith("python -m")]
-    assert others == ["bash launch/quickstart.sh", "bash launch/test.sh"]
+    assert others == [
+        "bash launch/quickstart.sh",
+        "bash launch/test.sh",
+        "bash launch/figure_1.sh",
+    ]
     ci = (REPOSITORY / ".ci" / "run").read_text()
     assert "launch/test.sh" in ci
 
