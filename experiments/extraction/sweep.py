@@ -47,6 +47,7 @@ from experiments.extraction import (
     sweep_config,
     sweep_plan,
 )
+from experiments.extraction.answers import Answer
 from experiments.extraction.asking import Asker
 from experiments.extraction.lookup import Lookup
 from experiments.extraction.records import Parts
@@ -55,6 +56,8 @@ from experiments.extraction.sweep_models import SweptModel
 from experiments.extraction.sweep_plan import Part, SweepPlan
 
 CLUSTERS = "clusters.parquet"
+# Of each part; metrics.jsonl and the last lines count all.
+_PRINTED_NEAR_TIES = 3
 
 
 def main() -> None:
@@ -114,6 +117,7 @@ def _sweep_in(folder: pathlib.Path, plan: SweepPlan) -> None:
     clusters = plan.windows.windows.select("window_id", "cluster")
     records.write_parquet(clusters, folder / CLUSTERS)
     finished = Parts(folder)
+    _repair_metrics(folder)
     parts = {model.name: plan.parts(model) for model in plan.models}
     missing = {
         name: [part for part in own if part.name not in finished]
@@ -153,6 +157,13 @@ def _lookup(plan: SweepPlan) -> Lookup | None:
     )
 
 
+def _repair_metrics(folder: pathlib.Path) -> None:
+    """Takes out a last row that was cut short, so that others can follow."""
+    rows = run_folder.read_metrics(folder)
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    run_folder.write_atomically(folder / run_folder.METRICS, text)
+
+
 def _num_records(parts: dict[str, list[Part]]) -> int:
     return sum(part.num_records for own in parts.values() for part in own)
 
@@ -173,10 +184,9 @@ def _ask(
     asker = Asker(model, params, config.batch_size)
     for part in parts:
         start, compiled = time.perf_counter(), asker.compile_seconds
-        with jax.default_matmul_precision(config.matmul_precision):
-            answer = answers.answer(asker, part, config, progress_bar.update)
+        answer = _answer(asker, part, config, progress_bar)
         compile_seconds = asker.compile_seconds - compiled
-        for line in answer.near_ties:
+        for line in answer.near_ties[:_PRINTED_NEAR_TIES]:
             progress_bar.write(f"near-tie: {line}")
         metrics = {
             "part": part.name,
@@ -189,6 +199,23 @@ def _ask(
         # First: of a part that is asked again, the last row counts.
         run_folder.append_metrics(folder, metrics)
         finished.write(part.name, answer.rows)
+
+
+def _answer(
+    asker: Asker, part: Part, config: SweepConfig, progress_bar: tqdm.tqdm
+) -> Answer:
+    try:
+        with jax.default_matmul_precision(config.matmul_precision):
+            return answers.answer(asker, part, config, progress_bar.update)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise RunError(
+            f"model {part.model.name!r} and {config.batch_size} windows of "
+            f"{part.prompts.num_positions} tokens take more memory than there is: "
+            "lower --config.batch_size (finished parts belong to the larger one, so "
+            "give another --config.out too)"
+        ) from error
 
 
 def _summarize(folder: pathlib.Path, plan: SweepPlan) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import tqdm
 
 from experiments.errors import UsageError
 from experiments.models import language_models, registry, safetensors_folder
@@ -55,10 +56,12 @@ def describe(models: Sequence[str], baselines: Sequence[str]) -> tuple[SweptMode
     """
     folders = (*models, *baselines)
     names = unique_names([pathlib.Path(f).expanduser().resolve() for f in folders])
-    return tuple(
-        _describe(name, folder, baseline=i >= len(models))
-        for i, (name, folder) in enumerate(zip(names, folders, strict=True))
-    )
+    # Hashing takes some seconds for every 10 GB.
+    with tqdm.tqdm(folders, "Hashing weights", unit="model", delay=2) as progress_bar:
+        return tuple(
+            _describe(name, folder, baseline=i >= len(models))
+            for i, (name, folder) in enumerate(zip(names, progress_bar, strict=True))
+        )
 
 
 def unique_names(paths: Sequence[pathlib.Path]) -> list[str]:

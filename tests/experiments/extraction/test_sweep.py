@@ -268,6 +268,28 @@ def test_a_killed_sweep_goes_on_to_the_same_bytes(
         assert len(asked) == 6 - (nth - 1)
 
 
+def test_a_row_of_metrics_cut_short(run, monkeypatch, tmp_path, capsys):
+    with monkeypatch.context() as patch:
+        killed_before(patch, Parts, "write", 2)
+        with pytest.raises(Killed):
+            run()
+    path = tmp_path / "sweep" / "metrics.jsonl"
+    path.write_text(path.read_text()[:-10])
+    run()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["windows"] for row in rows] == [4, 4, 2]
+    assert "windows/s" in capsys.readouterr().out
+
+
+def test_too_little_memory(run, monkeypatch):
+    def fail(*args):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(asking.Asker, "scores", fail)
+    with pytest.raises(RunError, match=r"'gpt2' and 2 windows of 61 tokens .*lower --"):
+        run()
+
+
 def test_a_finished_sweep_is_left_alone(run, capsys):
     folder = run()
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
