@@ -124,7 +124,8 @@ class Asker:
         )
         margin_B = early_rejection.least_margin(scores)
         left = np.flatnonzero(~(margin_B[:num_rows] < -near_tie)).astype(np.int32)
-        group = max(1, self._batch_size // 4)
+        # In small groups, few of whose rows are there only to fill the last one.
+        group = max(1, self._batch_size // 8)
         for num_left, rows_G in _batches(left, group):
             rest = self._run(
                 early_rejection.score_rest, tokens_BxT, cache, rows_G, context=context
