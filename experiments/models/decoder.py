@@ -44,6 +44,21 @@ class Cache(NamedTuple):
     layers: tuple[KeysValues, ...]
 
 
+def with_room(cache: Cache, num_tokens: int) -> Cache:
+    """The cache with room for so many tokens more.
+
+    Example:
+      >>> empty_BxHxLxK = jnp.zeros((1, 2, 0, 4))
+      >>> cache = Cache(jnp.int32(0), (KeysValues(empty_BxHxLxK, empty_BxHxLxK),))
+      >>> with_room(cache, 3).layers[0].keys_BxHxLxK.shape
+      (1, 2, 3, 4)
+    """
+    padding = ((0, 0), (0, 0), (0, num_tokens), (0, 0))
+    return cache._replace(
+        layers=jax.tree.map(lambda x: jnp.pad(x, padding), cache.layers)
+    )
+
+
 class Decoder(nn.Module):
     """Embeddings, layers, a norm and the head.
 
