@@ -5,7 +5,7 @@
 #
 #   bash launch/figure_1.sh [SCALE [OUT]]
 #
-# SCALE: stdlib (four sizes, half an hour on two cores; the default), quickstart (two
+# SCALE: stdlib (four sizes, an hour or more on two busy cores; the default), quickstart (two
 # sizes, four minutes), or tiny (to see it run). OUT is runs/figure_1_SCALE by default.
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
