@@ -47,19 +47,24 @@ def choose(
 
 
 @contextlib.contextmanager
-def locked(folder: pathlib.Path) -> Iterator[None]:
+def locked(
+    folder: pathlib.Path, remedy: str = "wait for it or give another --config.out"
+) -> Iterator[None]:
     """Holds `folder` for this process; the lock ends with the process, however it ends.
 
+    Args:
+      folder: A folder that exists.
+      remedy: What to do while another process works here.
+
     Raises:
-      RunError: Another process works here.
+      RunError: Another process does.
     """
     with (folder / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RunError(
-                f"config.out={str(folder)!r} is in use by another process: wait for it "
-                "or give another --config.out"
+                f"{str(folder)!r} is in use by another process: {remedy}"
             ) from error
         yield
 

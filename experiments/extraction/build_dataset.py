@@ -109,14 +109,7 @@ def _locked_folder(out: str) -> Iterator[pathlib.Path]:
             f"out={out!r} is a file, expected a folder: give another --out"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(run_folder.locked(folder))
-        except RunError as error:
-            raise RunError(
-                f"another process is building {folder}: wait for it, or give another "
-                "--out"
-            ) from error
+    with run_folder.locked(folder, "wait for it or give another --out"):
         yield folder
 
 

@@ -142,14 +142,7 @@ def _scratch(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """A folder beside `folder` that takes its place in the end, or else vanishes."""
     scratch = folder.with_name(folder.name + ".partial")
     scratch.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(run_folder.locked(scratch))
-        except RunError as error:
-            raise RunError(
-                f"another process is building {folder}: wait for it, or name another "
-                "folder"
-            ) from error
+    with run_folder.locked(scratch, "wait for it or name another folder"):
         _empty(scratch)
         try:
             yield scratch

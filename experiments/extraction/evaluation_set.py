@@ -110,10 +110,14 @@ def finished(folder: pathlib.Path, asked: Mapping[str, Any]) -> dict[str, Any] |
         manifest = _read_manifest(folder)
         _check_same(folder, manifest, asked)
         return manifest
+    ours = [run_folder.LOCK, CORPUS]
+    if (folder / (MANIFEST + _PARTIAL)).exists():
+        # Writing was stopped before the manifest took its place.
+        ours += [WINDOWS, TOKENIZER]
     foreign = sorted(
         entry.name
         for entry in folder.iterdir()
-        if entry.name not in (run_folder.LOCK, CORPUS) and entry.suffix != _PARTIAL
+        if entry.name not in ours and entry.suffix != _PARTIAL
     )
     if foreign:
         raise UsageError(
@@ -155,13 +159,17 @@ def write(
         "windows_sha256": _sha256(partial),
         "versions": {name: metadata.version(name) for name in _TOOLS},
     }
-    text = json.dumps(manifest, indent=2) + "\n"
+    whole = folder / (MANIFEST + _PARTIAL)
+    with whole.open("w") as file:
+        file.write(json.dumps(manifest, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     if tokenizer is not None:
         copy = folder / (TOKENIZER + _PARTIAL)
         shutil.copyfile(tokenizer, copy)
         os.replace(copy, folder / TOKENIZER)
     os.replace(partial, folder / WINDOWS)
-    run_folder.write_atomically(folder / MANIFEST, text)
+    os.replace(whole, folder / MANIFEST)
 
 
 def load(folder: str | os.PathLike[str]) -> EvaluationSet:

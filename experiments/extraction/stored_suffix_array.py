@@ -5,7 +5,6 @@ suffix_array.json  which corpus it sorts, and its own hash; it comes last, so wh
                    is, the array is whole
 """
 
-import contextlib
 import json
 import os
 import pathlib
@@ -56,14 +55,7 @@ def load(corpus: Corpus, folder: pathlib.Path) -> np.ndarray:
 
 def _build(corpus: Corpus, folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(run_folder.locked(folder))
-        except RunError as error:
-            raise RunError(
-                f"another process is at work in {folder}, where the suffix array goes: "
-                "wait for it"
-            ) from error
+    with run_folder.locked(folder, "wait for the suffix array that it makes"):
         print(f"Sorting {len(corpus.tokens_N):,} suffixes ...", flush=True)
         positions_R, _ = suffix_array.build(np.asarray(corpus.tokens_N))
         _write(corpus, positions_R, folder)

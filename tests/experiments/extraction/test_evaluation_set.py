@@ -1,4 +1,5 @@
 import json
+import os
 
 import numpy as np
 import polars
@@ -114,3 +115,23 @@ def test_a_folder_is_free_same_or_foreign(tmp_path):
     (folder / "manifest.json").unlink()
     with pytest.raises(UsageError, match=r"holds 'windows.parquet' but no manifest"):
         evaluation_set.finished(folder, {"seed": 1})
+
+
+def test_a_set_that_was_stopped_while_it_took_its_place_is_written_again(
+    tmp_path, monkeypatch
+):
+    replace = os.replace
+
+    def stopped(source, target):
+        if target.name == evaluation_set.MANIFEST:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        written(tmp_path / "set", seed=1)
+    monkeypatch.undo()
+    folder = tmp_path / "set"
+    assert (folder / evaluation_set.WINDOWS).exists()
+    assert evaluation_set.finished(folder, {"seed": 1}) is None
+    assert evaluation_set.load(written(folder, seed=1)).manifest["seed"] == 1

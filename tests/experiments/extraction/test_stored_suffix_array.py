@@ -80,7 +80,7 @@ def test_what_a_killed_build_left_is_built_again(tmp_path):
 
 def test_two_builds_at_once(tmp_path):
     found = opened(tmp_path)
-    message = re.escape(f"another process is at work in {tmp_path}, where")
+    message = re.escape(f"{str(tmp_path)!r} is in use by another process: wait for")
     with run_folder.locked(tmp_path), pytest.raises(RunError, match=message):
         load(found)
 
