@@ -9,7 +9,7 @@ import matplotlib.figure
 import numpy as np
 from matplotlib import axes, ticker
 
-from experiments.extraction.statistics import LogLinearFit
+from experiments.extraction.cluster_statistics import LogLinearFit
 from experiments.extraction.trends import Estimate, Point, Series, Trend
 
 # Viridis orders models and lengths by lightness, which survives colour blindness and

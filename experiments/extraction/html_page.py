@@ -20,16 +20,16 @@ import polars as pl
 from experiments.extraction import queries, report_page, tables
 from experiments.extraction.gallery import Gallery
 from experiments.extraction.memorized_sets import MemorizedSets
-from experiments.extraction.report_page import TABLE_1, TITLES
+from experiments.extraction.report_figure import Finding, Findings
+from experiments.extraction.report_page import TABLE_1_TITLE
 from experiments.extraction.sweep_runs import SweepRuns
-from experiments.extraction.trends import Trend
 
 _FOLDER = pathlib.Path(__file__).parent / "report_html"
 
 
 def write_page(
     runs: SweepRuns,
-    trends: Mapping[str, Trend],
+    found: Findings,
     fits: pl.DataFrame,
     sets: MemorizedSets,
     gallery: Gallery,
@@ -40,7 +40,7 @@ def write_page(
 
     Args:
       runs: The sweeps.
-      trends: What each figure shows; one without windows is left out.
+      found: What the figures show.
       fits: As `tables.fits` has them.
       sets: Table 1; left out if there is none to show.
       gallery: The windows to browse.
@@ -49,9 +49,7 @@ def write_page(
     """
     style, script = (_read(name) for name in ("page.css", "page.js"))
     figures = [
-        _figure(figure, trend, pictures[figure], runs.suffix_length)
-        for figure, trend in trends.items()
-        if trend.series
+        _figure(finding, pictures[finding.figure.name]) for finding in found.figures
     ]
     return string.Template(_read("template.html")).substitute(
         style=style,
@@ -66,7 +64,7 @@ def write_page(
         sets=_sets(sets),
         choice=_paragraphs(gallery.notes),
         method=_list(report_page.method(runs, seed)),
-        notes=_list(report_page.left_out(runs, trends, sets)),
+        notes=_list(report_page.left_out(runs, found, sets)),
     )
 
 
@@ -106,9 +104,9 @@ def _inline(markdown: str) -> str:
     return re.sub(r"\*(.+?)\*", r"<em>\1</em>", text, flags=re.DOTALL)
 
 
-def _figure(figure: str, trend: Trend, picture: bytes, suffix_length: int) -> str:
-    title = _escape(TITLES[figure])
-    caption = _inline(report_page.figure_caption(figure, trend, suffix_length))
+def _figure(finding: Finding, picture: bytes) -> str:
+    title = _escape(finding.figure.title)
+    caption = _inline(finding.caption)
     source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
     return (
         f'<figure>\n<img src="{source}" alt="{title}">\n'
@@ -121,7 +119,7 @@ def _sets(sets: MemorizedSets) -> str:
         return ""
     table = _table(tables.set_matrix(*sets.shown()))
     caption = _inline(report_page.table_1_caption(sets))
-    return f"<h2>{_escape(TITLES[TABLE_1])}</h2>\n<p>{caption}</p>\n{table}"
+    return f"<h2>{_escape(TABLE_1_TITLE)}</h2>\n<p>{caption}</p>\n{table}"
 
 
 def _measured(runs: SweepRuns) -> str:

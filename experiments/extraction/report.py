@@ -19,7 +19,7 @@ Writes
 
 (the figures of Carlini et al. 2023, arXiv 2202.07646). Windows are not independent:
 intervals and fits take the repeated passage in which windows lie as the unit (see
-statistics.py).
+cluster_statistics.py).
 
 The HTML page shows what windows say by the evaluation set that was swept (--windows
 says where it is now, if it was moved) and the tokenizer.json in its folder, and what
@@ -35,15 +35,16 @@ others alone. The same sweeps and seed make the same bytes.
 
 import dataclasses
 import pathlib
+from typing import Any
 
 import matplotlib.figure
-import tqdm
+import polars as pl
 from absl import flags
 
 from experiments import command_line, plots, run_folder
 from experiments.errors import UsageError
 from experiments.extraction import (
-    figures,
+    figure_list,
     gallery,
     html_page,
     memorized_sets,
@@ -53,30 +54,20 @@ from experiments.extraction import (
     sweep_runs,
     tables,
     token_texts,
-    trends,
 )
+from experiments.extraction.figure_list import FIGURES
 from experiments.extraction.memorized_sets import MemorizedSets
+from experiments.extraction.report_figure import Choices, Figure, Findings
 from experiments.extraction.report_page import (
-    FIGURE_1A,
-    FIGURE_1B,
-    FIGURE_1C,
-    FIGURE_5,
     HTML,
     TABLE_1,
     TABLE_1_MODELS,
     TABLES,
 )
 from experiments.extraction.sweep_runs import SweepRuns
-from experiments.extraction.trends import Trend
 
 REPORT = "report.md"
 GALLERY_WINDOWS = 5000
-_DRAW = {
-    FIGURE_1A: figures.draw_by_parameters,
-    FIGURE_1B: figures.draw_by_repetitions,
-    FIGURE_1C: figures.draw_by_context,
-    FIGURE_5: figures.draw_by_length_and_context,
-}
 
 
 def main() -> None:
@@ -138,25 +129,25 @@ def report(
     folder = run_folder.choose(out, "report").resolve()
     with run_folder.locked(folder):
         report_folder.claim(folder, runs.sweeps, _possible_files())
-        found = _measure(runs, figure_5_bucket, seed)
-        files = _files(runs, found, sets, seed)
+        found = figure_list.measure(runs, Choices(seed, figure_5_bucket))
+        fits = tables.fits({f.figure.name: f.series for f in found.figures})
+        files = _files(runs, found, fits, sets, seed)
         _write(folder, files)
         page = html_page.write_page(
             runs,
             found,
-            tables.fits(found),
+            fits,
             sets,
             gallery.collect(runs, gallery_windows, seed),
             {
-                f: (folder / f"{f}.png").read_bytes()
-                for f in found
-                if f"{f}.png" in files
+                finding.figure.name: (folder / _picture(finding.figure)).read_bytes()
+                for finding in found.figures
             },
             seed,
         )
         run_folder.write_atomically(folder / HTML, page)
         report_folder.finish(folder, runs.sweeps, sorted([*files, HTML]))
-    print(tables.markdown(tables.fits(found)))
+    print(tables.markdown(fits))
     return folder
 
 
@@ -187,32 +178,19 @@ def _compare(runs: SweepRuns, length: int | None, context: int | None) -> Memori
     return MemorizedSets(totals, pairs, cell)
 
 
-def _measure(runs: SweepRuns, bucket: int | None, seed: int) -> dict[str, Trend]:
-    measures = {
-        FIGURE_1A: lambda: trends.by_parameters(runs, seed),
-        FIGURE_1B: lambda: trends.by_repetitions(runs, seed),
-        FIGURE_1C: lambda: trends.by_context(runs, seed),
-        FIGURE_5: lambda: trends.by_length_and_context(runs, bucket),
-    }
-    progress_bar = tqdm.tqdm(measures.items(), desc="Resampling", unit="figure")
-    return {figure: measure() for figure, measure in progress_bar}
-
-
 def _files(
-    runs: SweepRuns, found: dict[str, Trend], sets: MemorizedSets, seed: int
+    runs: SweepRuns, found: Findings, fits: pl.DataFrame, sets: MemorizedSets, seed: int
 ) -> dict[str, str | matplotlib.figure.Figure]:
     """What the report consists of, by its path in the folder."""
-    fits = tables.fits(found)
     contents = {
         "fits": fits,
         "models": report_page.models_table(runs),
         "windows": queries.windows_per_bucket(runs.records),
     }
     files: dict[str, str | matplotlib.figure.Figure] = {}
-    for figure, trend in found.items():
-        if trend.series:
-            contents[figure] = tables.OF_FIGURE[figure](trend)
-            files[f"{figure}.png"] = _DRAW[figure](trend)
+    for finding in found.figures:
+        contents |= finding.tables()
+        files[_picture(finding.figure)] = finding.draw()
     people = {name: tables.markdown(table) for name, table in contents.items()}
     if sets.cell is not None:
         contents |= {TABLE_1: sets.pairs, TABLE_1_MODELS: sets.totals}
@@ -228,12 +206,17 @@ def _files(
     return files
 
 
+def _picture(figure: Figure[Any]) -> str:
+    return f"{figure.name}.png"
+
+
 def _possible_files() -> list[str]:
-    names = ("fits", "models", "windows", TABLE_1, TABLE_1_MODELS, *_DRAW)
+    names = ["fits", "models", "windows", TABLE_1, TABLE_1_MODELS]
+    names += [name for figure in FIGURES for name in figure.table_names()]
     return [
         REPORT,
         HTML,
-        *(f"{figure}.png" for figure in _DRAW),
+        *map(_picture, FIGURES),
         *(f"{TABLES}/{name}.{kind}" for name in names for kind in ("csv", "md")),
     ]
 

@@ -2,61 +2,21 @@
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
 
-from experiments.extraction import queries, statistics, tables
+from experiments.extraction import cluster_statistics, queries, tables
 from experiments.extraction.memorized_sets import MemorizedSets
+from experiments.extraction.report_figure import Finding, Findings
 from experiments.extraction.sweep_runs import SweepRuns
-from experiments.extraction.trends import Trend
 
-FIGURE_1A, FIGURE_1B, FIGURE_1C, FIGURE_5 = FIGURES = (
-    "figure_1a",
-    "figure_1b",
-    "figure_1c",
-    "figure_5",
-)
 TABLE_1, TABLE_1_MODELS = "table_1", "table_1_models"
+TABLE_1_TITLE = "Table 1: memorised by one model and not by another"
 TABLES = "tables"
 HTML = "report.html"
 
-TITLES = {
-    FIGURE_1A: "Figure 1a: model size",
-    FIGURE_1B: "Figure 1b: repetitions",
-    FIGURE_1C: "Figure 1c: context",
-    FIGURE_5: "Figure 5: prompt length by sequence length",
-    TABLE_1: "Table 1: memorised by one model and not by another",
-}
-_CAPTIONS = {
-    FIGURE_1A: (
-        "Fraction of windows that are extractable against the number of parameters: "
-        "the mean over lengths ({lengths}) of the fraction at each length. {sample}, "
-        "the same for every model. Bars are 95 % intervals, dotted lines log-linear "
-        "fits."
-    ),
-    FIGURE_1B: (
-        "Fraction of windows that are extractable against how often they occur in the "
-        "corpus, all lengths ({lengths}) pooled. A bucket stands at the geometric mean "
-        "of its windows' counts. {sample}, the same for every model. The largest "
-        "model and the largest baseline stand out, with bands of 95 % intervals; the "
-        "dotted line is the log-linear fit."
-    ),
-    FIGURE_1C: (
-        "Fraction of windows that are extractable against the tokens of context, all "
-        "numbers of occurrences pooled; windows of length l are prompted by their "
-        "first l - {suffix_length} tokens, so each context has windows of its own. "
-        "{sample}, the same for every model. Bars are 95 % intervals; lines are "
-        "moved sideways a little. Of the baselines, the largest is shown."
-    ),
-    FIGURE_5: (
-        "Fraction of windows that are extractable, and share of the suffix's tokens "
-        "that are right, against the tokens of context, for windows of different "
-        "lengths ({about}). {sample}. Bars are 95 % intervals; lines are moved "
-        "sideways a little."
-    ),
-}
 _METHOD = (
     """\
 *Extractable*: greedy decoding from the prompt, which is the tokens before the suffix
@@ -84,7 +44,7 @@ which the least margin (logit of the true token less the best other) is within
 
 def write_page(
     runs: SweepRuns,
-    trends: Mapping[str, Trend],
+    found: Findings,
     fits: pl.DataFrame,
     sets: MemorizedSets,
     seed: int,
@@ -93,23 +53,19 @@ def write_page(
 
     Args:
       runs: The sweeps.
-      trends: What each figure shows; one without windows is left out.
+      found: What the figures show.
       fits: As `tables.fits` has them.
       sets: Table 1; left out if there is none to show.
       seed: Of the resamples.
     """
     browse = f"To browse the windows, open [{HTML}]({HTML})."
     sections = [f"# How much was memorised\n\n{browse}\n\n{_measured(runs)}"]
-    sections += [
-        _figure_section(figure, trend, runs)
-        for figure, trend in trends.items()
-        if trend.series
-    ]
+    sections += [_figure_section(finding) for finding in found.figures]
     fits_link = f"[CSV]({TABLES}/fits.csv)"
     sections.append(f"## Log-linear fits\n\n{tables.markdown(fits)}\n{fits_link}\n")
     if sets.cell is not None:
         sections.append(_table_1_section(sets))
-    notes = "".join(f"- {note}\n" for note in left_out(runs, trends, sets))
+    notes = "".join(f"- {note}\n" for note in left_out(runs, found, sets))
     sections.append(f"## Notes on what was left out\n\n{notes}")
     method_notes = "".join(
         f"- {note}\n".replace("\n", "\n  ").rstrip(" ") for note in method(runs, seed)
@@ -126,7 +82,7 @@ def method(runs: SweepRuns, seed: int) -> list[str]:
     return [
         note.format(
             suffix_length=runs.suffix_length,
-            resamples=statistics.NUM_RESAMPLES,
+            resamples=cluster_statistics.NUM_RESAMPLES,
             seed=seed,
             near_tie=queries.NEAR_TIE,
         )
@@ -147,16 +103,6 @@ def models_table(runs: SweepRuns) -> pl.DataFrame:
     verdicts = queries.verdicts_per_model(runs.records)
     verdicts = verdicts.with_columns(pl.col("model").cast(pl.String))
     return models.join(verdicts, on="model", maintain_order="left")
-
-
-def figure_caption(figure: str, trend: Trend, suffix_length: int) -> str:
-    """What a figure shows, in words."""
-    return _CAPTIONS[figure].format(
-        lengths=", ".join(map(str, trend.lengths)),
-        sample=trend.sample,
-        about=trend.about,
-        suffix_length=suffix_length,
-    )
 
 
 def table_1_caption(sets: MemorizedSets) -> str:
@@ -193,28 +139,26 @@ def _measured(runs: SweepRuns) -> str:
     )
 
 
-def _figure_section(figure: str, trend: Trend, runs: SweepRuns) -> str:
-    caption = figure_caption(figure, trend, runs.suffix_length)
-    table = tables.markdown(tables.OF_FIGURE[figure](trend))
-    title = TITLES[figure]
+def _figure_section(finding: Finding) -> str:
+    name, title = finding.figure.name, finding.figure.title
+    contents = finding.tables()
+    links = ", ".join(f"[{table}.csv]({TABLES}/{table}.csv)" for table in contents)
     return (
-        f"## {title}\n\n![{title}]({figure}.png)\n\n{caption}\n\n{table}\n"
-        f"[CSV]({TABLES}/{figure}.csv)\n"
+        f"## {title}\n\n![{title}]({name}.png)\n\n{finding.caption}\n\n"
+        f"{tables.markdown(contents[name])}\n{links}\n"
     )
 
 
 def _table_1_section(sets: MemorizedSets) -> str:
     table = tables.markdown_of(tables.set_matrix(*sets.shown()))
     return (
-        f"## {TITLES[TABLE_1]}\n\n{table_1_caption(sets)}\n\n{table}\n"
+        f"## {TABLE_1_TITLE}\n\n{table_1_caption(sets)}\n\n{table}\n"
         f"All lengths and contexts: [pairs of models, CSV]({TABLES}/{TABLE_1}.csv), "
         f"[models, CSV]({TABLES}/{TABLE_1_MODELS}.csv)\n"
     )
 
 
-def left_out(
-    runs: SweepRuns, trends: Mapping[str, Trend], sets: MemorizedSets
-) -> list[str]:
+def left_out(runs: SweepRuns, found: Findings, sets: MemorizedSets) -> list[str]:
     """A sentence on everything that a reader may miss in the figures."""
     records = runs.records
     notes = []
@@ -245,22 +189,14 @@ def left_out(
             f"{empty:,} windows have an empty prompt: they are in Figures 1a and 1b, "
             "not in 1c and 5, whose axes are logarithmic."
         )
-    for figure, trend in trends.items():
-        if not trend.series:
-            notes.append(f"{TITLES[figure]}: not drawn, as no window fits it.")
+    notes += found.notes
     if sets.cell is None:
         why = (
             "models share no window and context"
             if len(runs.models) > 1
             else "it needs two models"
         )
-        notes.append(f"{TITLES[TABLE_1]}: not shown, as {why}.")
-    lines = [series.points for series in trends[FIGURE_5].series]
-    if lines and all(len(points) == 1 for points in lines):
-        notes.append(
-            "Figure 5 has one context for each length, so no lines: sweep with "
-            "--config.contexts=50,100,150,... for it."
-        )
+        notes.append(f"{TABLE_1_TITLE}: not shown, as {why}.")
     if not any(model.baseline for model in runs.models):
         notes.append(
             "No baseline: without a model that has not seen the corpus, nothing here "

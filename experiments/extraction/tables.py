@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from experiments.extraction.statistics import LogLinearFit, NoFit
+from experiments.extraction.cluster_statistics import LogLinearFit, NoFit
 from experiments.extraction.trends import Estimate, Point, Series, Trend
 
 
@@ -53,21 +53,16 @@ def by_length_and_context(trend: Trend) -> pl.DataFrame:
     )
 
 
-OF_FIGURE: dict[str, Callable[[Trend], pl.DataFrame]] = {
-    "figure_1a": by_parameters,
-    "figure_1b": by_repetitions,
-    "figure_1c": by_context,
-    "figure_5": by_length_and_context,
-}
-"""The table of each figure, by the figure's name."""
+def fits(series: Mapping[str, Sequence[Series]]) -> pl.DataFrame:
+    """The log-linear fits of all figures; `note` says why a number is missing.
 
-
-def fits(trends: Mapping[str, Trend]) -> pl.DataFrame:
-    """The log-linear fits of all figures; `note` says why a number is missing."""
+    Args:
+      series: By the figure's name.
+    """
     rows = [
         {"figure": figure, "series": s.name, "baseline": s.baseline, **_fit(s)}
-        for figure, trend in trends.items()
-        for s in trend.series
+        for figure, lines in series.items()
+        for s in lines
         if s.fit is not None
     ]
     return pl.DataFrame(rows, schema=_FITS)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from experiments.extraction import queries, statistics
-from experiments.extraction.statistics import ClusterTotals, LogLinearFit, NoFit
+from experiments.extraction import cluster_statistics, queries
+from experiments.extraction.cluster_statistics import ClusterTotals, LogLinearFit, NoFit
 from experiments.extraction.sweep_runs import Model, SweepRuns
 
 
@@ -183,7 +183,7 @@ def _sizes(
     order = {model.name: i for i, model in enumerate(models)}
     models_N = records["model"].replace_strict(order, return_dtype=pl.Int64).to_numpy()
     lengths_N = np.searchsorted(lengths.to_numpy(), records["length"].to_numpy())
-    totals = statistics.cluster_totals(
+    totals = cluster_statistics.cluster_totals(
         records["extracted"].to_numpy(),
         records["cluster"].to_numpy(),
         models_N * len(lengths) + lengths_N,
@@ -191,13 +191,13 @@ def _sizes(
     )
     mix_GxK = np.kron(np.eye(len(models)), np.full((len(lengths), 1), 1 / len(lengths)))
     params_K = np.array([model.params for model in models], np.float64)
-    estimates = _estimates(statistics.intervals(totals, mix_GxK))
+    estimates = _estimates(cluster_statistics.intervals(totals, mix_GxK))
     windows, clusters = (records[c].n_unique() for c in ("window_id", "cluster"))
     points = tuple(
         Point(model.params, model.name, estimate, windows, clusters)
         for model, estimate in zip(models, estimates, strict=True)
     )
-    fit = statistics.log_linear_fit(params_K, totals, mix_GxK, seed=seed)
+    fit = cluster_statistics.log_linear_fit(params_K, totals, mix_GxK, seed=seed)
     return Series(name, models[0].baseline, points, fit)
 
 
@@ -208,7 +208,7 @@ def _line(
     rows = queries.models_with(records, [model.name])
     totals = _totals(rows, column, rows["extracted"].to_numpy())
     points = _points(model, x_G, totals)
-    fit = statistics.log_linear_fit(x_G, totals, seed=seed)
+    fit = cluster_statistics.log_linear_fit(x_G, totals, seed=seed)
     return Series(model.name, model.baseline, points, fit, model.params)
 
 
@@ -218,7 +218,7 @@ def _points(
     totals: ClusterTotals,
     tokens_correct: Sequence[Estimate | None] | None = None,
 ) -> tuple[Point, ...]:
-    extracted = _estimates(statistics.intervals(totals))
+    extracted = _estimates(cluster_statistics.intervals(totals))
     correct = tokens_correct or [None] * len(extracted)
     sizes = zip(totals.num_windows_G, totals.num_clusters_G, strict=True)
     return tuple(
@@ -236,17 +236,17 @@ def _tokens_correct(
     if rows["tokens_correct"].has_nulls():
         return None
     shares = rows["tokens_correct"].to_numpy() / suffix_length
-    return _estimates(statistics.intervals(_totals(rows, column, shares)))
+    return _estimates(cluster_statistics.intervals(_totals(rows, column, shares)))
 
 
 def _totals(rows: pl.DataFrame, column: str, values_N: np.ndarray) -> ClusterTotals:
     names_G, groups_N = np.unique(rows[column].to_numpy(), return_inverse=True)
-    return statistics.cluster_totals(
+    return cluster_statistics.cluster_totals(
         values_N, rows["cluster"].to_numpy(), groups_N, len(names_G)
     )
 
 
-def _estimates(intervals: statistics.Intervals) -> list[Estimate]:
+def _estimates(intervals: cluster_statistics.Intervals) -> list[Estimate]:
     ends = (intervals.mean_K, intervals.lower_K, intervals.upper_K)
     return [Estimate(*map(float, values)) for values in zip(*ends, strict=True)]
 

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from experiments.errors import RunError, UsageError
-from experiments.extraction import report
+from experiments.extraction import report, trends
 from tests.experiments.extraction import fake_sweeps
 
 WINDOWS = fake_sweeps.make_windows(per_bucket=12)
@@ -193,9 +193,9 @@ def test_a_report_that_was_stopped_is_written_again(sweep, tmp_path, monkeypatch
 def test_figures_that_are_no_longer_drawn_go(tmp_path, monkeypatch):
     sweep = fake_sweeps.write(tmp_path / "sweep", WINDOWS, MEMBERS, BASELINES)
     folder = report.report([sweep], str(tmp_path / "out"))
-    by_context = report.trends.by_context
+    by_context = trends.by_context
     monkeypatch.setattr(
-        report.trends,
+        trends,
         "by_context",
         lambda runs, seed: dataclasses.replace(by_context(runs, seed), series=()),
     )
@@ -302,7 +302,7 @@ def test_the_page_says_which_windows_have_no_record(tmp_path):
     sweep = fake_sweeps.write(tmp_path / "sweep", WINDOWS, MEMBERS, contexts=(450,))
     page = page_of(sweep, tmp_path)
     assert "96 of 144 windows have no record" in page
-    assert "Figure 5 has one context for each length" in page
+    assert "There is one context for each length, so no lines" in page
 
 
 @pytest.mark.usefixtures("quick")

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from experiments.extraction import sweep_runs, trends
-from experiments.extraction.statistics import LogLinearFit, NoFit
+from experiments.extraction.cluster_statistics import LogLinearFit, NoFit
 from tests.experiments.extraction import fake_sweeps
 
 MEMBERS = {"small": 100_000, "large": 5_000_000, "medium": 800_000}

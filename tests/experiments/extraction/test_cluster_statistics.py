@@ -4,8 +4,8 @@ import pytest
 import scipy.stats
 from hypothesis import strategies as st
 
-from experiments.extraction import statistics
-from experiments.extraction.statistics import LogLinearFit, NoFit
+from experiments.extraction import cluster_statistics
+from experiments.extraction.cluster_statistics import LogLinearFit, NoFit
 
 
 @st.composite
@@ -21,7 +21,7 @@ def clustered(draw, num_groups=3):
 
 
 def one_group(values_N, clusters_N):
-    return statistics.cluster_totals(
+    return cluster_statistics.cluster_totals(
         np.asarray(values_N), np.asarray(clusters_N), np.zeros(len(values_N), int), 1
     )
 
@@ -33,7 +33,7 @@ def ends(intervals):
 @hypothesis.given(clustered())
 def test_totals_are_those_of_a_count_by_hand(data):
     values_N, clusters_N, groups_N = data
-    totals = statistics.cluster_totals(values_N, clusters_N, groups_N, 3)
+    totals = cluster_statistics.cluster_totals(values_N, clusters_N, groups_N, 3)
     for group in range(3):
         inside_N = groups_N == group
         assert totals.num_windows_G[group] == inside_N.sum()
@@ -57,14 +57,16 @@ def test_totals_are_those_of_a_count_by_hand(data):
 )
 def test_impossible_values_and_empty_groups_are_refused(values_N, groups_N):
     with pytest.raises(ValueError, match=r"a value outside|a group without"):
-        statistics.cluster_totals(np.array(values_N), [0], np.array(groups_N), 2)
+        cluster_statistics.cluster_totals(
+            np.array(values_N), [0], np.array(groups_N), 2
+        )
 
 
 @hypothesis.given(st.integers(1, 80), st.data())
 def test_the_interval_is_wilsons_if_every_cluster_has_one_window(num_windows, data):
     hits = data.draw(st.integers(0, num_windows))
     values_N = np.arange(num_windows) < hits
-    found = statistics.intervals(one_group(values_N, np.arange(num_windows)))
+    found = cluster_statistics.intervals(one_group(values_N, np.arange(num_windows)))
     wilson = scipy.stats.binomtest(hits, num_windows).proportion_ci(method="wilson")
     expected = [hits / num_windows, wilson.low, wilson.high]
     np.testing.assert_allclose(ends(found)[:, 0], expected, atol=1e-12)
@@ -72,7 +74,7 @@ def test_the_interval_is_wilsons_if_every_cluster_has_one_window(num_windows, da
 
 @hypothesis.given(clustered())
 def test_an_interval_has_a_width_and_holds_the_mean(data):
-    found = statistics.intervals(statistics.cluster_totals(*data, 3))
+    found = cluster_statistics.intervals(cluster_statistics.cluster_totals(*data, 3))
     assert np.all(found.lower_K >= 0)
     assert np.all(found.upper_K <= 1)
     assert np.all(found.lower_K <= found.mean_K)
@@ -84,20 +86,20 @@ def test_an_interval_has_a_width_and_holds_the_mean(data):
 
 @hypothesis.given(clustered(), st.integers(2, 5))
 def test_copies_of_the_windows_of_a_cluster_say_nothing_new(data, num_copies):
-    once = statistics.intervals(statistics.cluster_totals(*data, 3))
+    once = cluster_statistics.intervals(cluster_statistics.cluster_totals(*data, 3))
     copies = (np.tile(array_N, num_copies) for array_N in data)
-    often = statistics.intervals(statistics.cluster_totals(*copies, 3))
+    often = cluster_statistics.intervals(cluster_statistics.cluster_totals(*copies, 3))
     np.testing.assert_allclose(ends(often), ends(once), atol=1e-12)
 
 
 @hypothesis.given(clustered(), st.randoms(use_true_random=False))
 def test_neither_order_nor_the_names_of_clusters_matter(data, random):
-    before = statistics.intervals(statistics.cluster_totals(*data, 3))
+    before = cluster_statistics.intervals(cluster_statistics.cluster_totals(*data, 3))
     values_N, clusters_N, groups_N = data
     names = random.sample(range(-(10**12), 10**12), 10)
     order = random.sample(range(len(values_N)), len(values_N))
-    after = statistics.intervals(
-        statistics.cluster_totals(
+    after = cluster_statistics.intervals(
+        cluster_statistics.cluster_totals(
             values_N[order], np.array(names)[clusters_N][order], groups_N[order], 3
         )
     )
@@ -107,15 +109,21 @@ def test_neither_order_nor_the_names_of_clusters_matter(data, random):
 @hypothesis.given(clustered())
 def test_failures_are_successes_upside_down(data):
     values_N, *rest = data
-    found = statistics.intervals(statistics.cluster_totals(values_N, *rest, 3))
-    flipped = statistics.intervals(statistics.cluster_totals(1 - values_N, *rest, 3))
+    found = cluster_statistics.intervals(
+        cluster_statistics.cluster_totals(values_N, *rest, 3)
+    )
+    flipped = cluster_statistics.intervals(
+        cluster_statistics.cluster_totals(1 - values_N, *rest, 3)
+    )
     np.testing.assert_allclose(flipped.lower_K, 1 - found.upper_K, atol=1e-12)
     np.testing.assert_allclose(flipped.upper_K, 1 - found.lower_K, atol=1e-12)
 
 
 def test_nothing_extracted_says_less_the_fewer_the_clusters():
     uppers = [
-        statistics.intervals(one_group(np.zeros(60), np.arange(60) // size)).upper_K[0]
+        cluster_statistics.intervals(
+            one_group(np.zeros(60), np.arange(60) // size)
+        ).upper_K[0]
         for size in (1, 2, 6, 30, 60)
     ]
     assert uppers == sorted(uppers)
@@ -136,7 +144,7 @@ def test_the_interval_holds_the_truth_where_windows_are_alike():
             (clusters_N, held),
             (np.arange(len(values_N)), held_if_independent),
         ):
-            found = statistics.intervals(one_group(values_N, names_N))
+            found = cluster_statistics.intervals(one_group(values_N, names_N))
             outcome.append(found.lower_K[0] <= 0.2 <= found.upper_K[0])
     assert np.mean(held) > 0.92
     assert np.mean(held_if_independent) < 0.6
@@ -144,11 +152,11 @@ def test_the_interval_holds_the_truth_where_windows_are_alike():
 
 @hypothesis.given(clustered())
 def test_an_average_weighs_groups_and_not_windows(data):
-    totals = statistics.cluster_totals(*data, 3)
+    totals = cluster_statistics.cluster_totals(*data, 3)
     mix_GxK = np.array([[1 / 3, 1.0], [1 / 3, 0], [1 / 3, 0]])
-    found = statistics.intervals(totals, mix_GxK)
+    found = cluster_statistics.intervals(totals, mix_GxK)
     np.testing.assert_allclose(found.mean_K[0], totals.means_G.mean(), atol=1e-12)
-    alone = statistics.intervals(totals)
+    alone = cluster_statistics.intervals(totals)
     np.testing.assert_allclose(ends(found)[:, 1], ends(alone)[:, 0], rtol=0, atol=1e-12)
 
 
@@ -160,11 +168,11 @@ def all_draws(values_C, windows_C):
 
 @pytest.mark.parametrize("multinomial_cost", [0, 10**9])
 def test_resamples_are_draws_of_whole_clusters(monkeypatch, multinomial_cost):
-    monkeypatch.setattr(statistics, "_MULTINOMIAL_COST", multinomial_cost)
+    monkeypatch.setattr(cluster_statistics, "_MULTINOMIAL_COST", multinomial_cost)
     # Several parts, the last one short.
-    monkeypatch.setattr(statistics, "_CHUNK", 3 * 4_999)
+    monkeypatch.setattr(cluster_statistics, "_CHUNK", 3 * 4_999)
     totals = one_group([1, 1, 0, 1, 0, 0], [0, 0, 1, 1, 2, 2])
-    found_R = statistics.resampled_means(totals, num_resamples=20_000)[:, 0]
+    found_R = cluster_statistics.resampled_means(totals, num_resamples=20_000)[:, 0]
     expected = all_draws(np.array([2, 1, 0]), np.array([2, 2, 2]))
     values, counts = np.unique(expected, return_counts=True)
     found, found_counts = np.unique(found_R, return_counts=True)
@@ -176,22 +184,22 @@ def test_one_draw_serves_all_groups():
     """Two models with the same verdicts on the same windows never differ."""
     rng = np.random.default_rng(0)
     values_N, clusters_N = rng.random(200) < 0.3, rng.integers(20, size=200)
-    totals = statistics.cluster_totals(
+    totals = cluster_statistics.cluster_totals(
         np.tile(values_N, 2), np.tile(clusters_N, 2), np.repeat([0, 1], 200), 2
     )
-    means_RxG = statistics.resampled_means(totals, num_resamples=50)
+    means_RxG = cluster_statistics.resampled_means(totals, num_resamples=50)
     np.testing.assert_array_equal(means_RxG[:, 0], means_RxG[:, 1])
     assert np.ptp(means_RxG[:, 0]) > 0
-    fit = statistics.log_linear_fit(np.array([1, 10]), totals)
+    fit = cluster_statistics.log_linear_fit(np.array([1, 10]), totals)
     assert (fit.slope, fit.slope_interval) == (0, None)
 
 
 def test_an_average_is_taken_over_the_groups_that_a_resample_has():
-    totals = statistics.cluster_totals(
+    totals = cluster_statistics.cluster_totals(
         np.array([1, 0]), np.array([0, 1]), np.array([0, 1]), 2
     )
     mix_GxK = np.array([[0.5, 1.0], [0.5, 0.0]])
-    means_RxK = statistics.resampled_means(totals, mix_GxK, num_resamples=60)
+    means_RxK = cluster_statistics.resampled_means(totals, mix_GxK, num_resamples=60)
     assert set(means_RxK[:, 0]) == {0.0, 0.5, 1.0}
     missed_R = means_RxK[:, 0] == 0
     assert np.all(np.isnan(means_RxK[:, 1]) == missed_R)
@@ -201,7 +209,8 @@ def test_an_average_is_taken_over_the_groups_that_a_resample_has():
 def test_the_seed_decides_the_resamples():
     totals = one_group(np.arange(30) % 2, np.arange(30))
     first, again, other = (
-        statistics.resampled_means(totals, num_resamples=9, seed=s) for s in (1, 1, 2)
+        cluster_statistics.resampled_means(totals, num_resamples=9, seed=s)
+        for s in (1, 1, 2)
     )
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
@@ -217,7 +226,7 @@ def test_the_line_is_that_of_least_squares(y, data):
     )
     hypothesis.assume(np.ptp(np.log10(x)) > 1e-3)
     hypothesis.assume(np.ptp(y) > 1e-6)
-    fit = statistics.least_squares(np.array(x), np.array(y))
+    fit = cluster_statistics.least_squares(np.array(x), np.array(y))
     slope, intercept = np.polyfit(np.log10(x), y, 1)
     np.testing.assert_allclose(fit.slope, slope, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(fit.intercept, intercept, rtol=1e-6, atol=1e-7)
@@ -228,7 +237,7 @@ def test_the_line_is_that_of_least_squares(y, data):
 @hypothesis.given(st.floats(-1, 1), st.floats(-1, 1))
 def test_points_on_a_line_give_the_line(slope, intercept):
     x = np.array([50, 100, 300, 450])
-    fit = statistics.least_squares(x, intercept + slope * np.log10(x))
+    fit = cluster_statistics.least_squares(x, intercept + slope * np.log10(x))
     np.testing.assert_allclose(
         [fit.slope, fit.intercept], [slope, intercept], atol=1e-9
     )
@@ -240,17 +249,17 @@ def test_points_on_a_line_give_the_line(slope, intercept):
 @pytest.mark.parametrize("value", [0, 0.25, 1])
 def test_a_flat_series_has_slope_0_and_explains_nothing(value):
     x, y = np.array([1, 7, 50]), np.full(3, value)
-    assert statistics.least_squares(x, y) == LogLinearFit(3, 0.0, value, 0.0)
+    assert cluster_statistics.least_squares(x, y) == LogLinearFit(3, 0.0, value, 0.0)
 
 
 def test_no_interval_without_resamples_that_say_something():
     groups_N = np.repeat([0, 1], 5)
-    flat = statistics.cluster_totals(np.zeros(10), np.arange(10), groups_N, 2)
-    one_cluster = statistics.cluster_totals(groups_N, np.zeros(10), groups_N, 2)
+    flat = cluster_statistics.cluster_totals(np.zeros(10), np.arange(10), groups_N, 2)
+    one_cluster = cluster_statistics.cluster_totals(groups_N, np.zeros(10), groups_N, 2)
     # Each point rests on one cluster: half of the resamples miss one.
-    two = statistics.cluster_totals(groups_N, groups_N, groups_N, 2)
+    two = cluster_statistics.cluster_totals(groups_N, groups_N, groups_N, 2)
     for totals in (flat, one_cluster, two):
-        fit = statistics.log_linear_fit(np.array([1, 10]), totals)
+        fit = cluster_statistics.log_linear_fit(np.array([1, 10]), totals)
         assert isinstance(fit, LogLinearFit)
         assert fit.slope_interval is None
 
@@ -260,10 +269,10 @@ def test_no_interval_without_resamples_that_say_something():
 )
 def test_no_line_through_one_point_or_one_x(x, reason):
     groups_N = np.arange(2 * len(x)) % len(x)
-    totals = statistics.cluster_totals(
+    totals = cluster_statistics.cluster_totals(
         groups_N * 0, np.arange(len(groups_N)), groups_N, len(x)
     )
-    assert statistics.log_linear_fit(np.array(x), totals) == NoFit(reason)
+    assert cluster_statistics.log_linear_fit(np.array(x), totals) == NoFit(reason)
 
 
 def test_the_interval_of_a_slope_is_as_wide_as_the_slope_varies():
@@ -273,10 +282,10 @@ def test_the_interval_of_a_slope_is_as_wide_as_the_slope_varies():
         rng = np.random.default_rng(seed)
         clusters_N, groups_N = np.repeat(np.arange(60), 5), rng.integers(3, size=300)
         chance_N = 0.2 + 0.2 * groups_N + rng.uniform(-0.2, 0.2, 60)[clusters_N]
-        totals = statistics.cluster_totals(
+        totals = cluster_statistics.cluster_totals(
             rng.random(300) < chance_N, clusters_N, groups_N, 3
         )
-        fit = statistics.log_linear_fit(x, totals, num_resamples=200, seed=seed)
+        fit = cluster_statistics.log_linear_fit(x, totals, num_resamples=200, seed=seed)
         slopes.append(fit.slope)
         widths.append(fit.slope_interval[1] - fit.slope_interval[0])
     assert np.mean(slopes) == pytest.approx(0.2, abs=0.01)
