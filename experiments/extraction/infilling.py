@@ -29,13 +29,9 @@ import numpy as np
 
 from experiments.errors import RunError, UsageError
 from experiments.extraction import row_groups, span_corruption, verdicts
-from experiments.extraction.span_corruption import (
-    T5_SENTINELS,
-    Blanks,
-    Masking,
-    Sentinels,
-)
+from experiments.extraction.span_corruption import Blanks, Masking
 from experiments.extraction.verdicts import Scores, Verdicts
+from experiments.models.sentinels import T5_SENTINELS, Sentinels
 from experiments.models.t5 import T5
 
 # Targets are filled up to a multiple of this, so that logits can be computed in blocks.

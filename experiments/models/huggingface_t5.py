@@ -1,12 +1,15 @@
 """The config.json of a Hugging Face folder of a T5, read into a `T5Config` and written.
 
-See `experiments.models.huggingface_config` for what is read and what is refused.
+See `experiments.models.huggingface_config` for what is read and what is refused. Two
+keys are this project's own: `first_sentinel` and `num_sentinels`. Other programs ignore
+them, and a folder without them has the sentinels of the published models.
 """
 
 from typing import Any
 
 from experiments.errors import UsageError
 from experiments.models.config_reader import ConfigReader
+from experiments.models.sentinels import T5_SENTINELS, Sentinels
 from experiments.models.t5_config import Activation, T5Config
 
 MODEL_TYPE = "t5"
@@ -58,9 +61,20 @@ def parse(values: dict[str, Any], place: str) -> T5Config:
             pad_id=pad_id,
             eos_id=_token(reader, "eos_token_id", 1),
             start_id=_token(reader, "decoder_start_token_id", pad_id),
+            sentinels=_sentinels(reader),
         )
     except ValueError as error:
         raise UsageError(f"{place}: {error}: choose another model") from error
+
+
+def _sentinels(reader: ConfigReader) -> Sentinels:
+    first = _token(reader, "first_sentinel", T5_SENTINELS.first)
+    number = reader.size("num_sentinels", T5_SENTINELS.number)
+    if first < 0:
+        raise reader.error("first_sentinel", "a token id")
+    if number > first + 1:
+        raise reader.error("num_sentinels", f"at most {first + 1} from {first} down")
+    return Sentinels(first, number)
 
 
 def _activation(reader: ConfigReader) -> Activation:
@@ -126,6 +140,8 @@ def to_json(config: T5Config) -> dict[str, Any]:
         "pad_token_id": config.pad_id,
         "eos_token_id": config.eos_id,
         "decoder_start_token_id": config.start_id,
+        "first_sentinel": config.sentinels.first,
+        "num_sentinels": config.sentinels.number,
         "dropout_rate": 0.0,
         "dtype": "float32",
         "torch_dtype": "float32",

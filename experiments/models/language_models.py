@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import flax
@@ -26,8 +27,10 @@ from experiments.models import (
     huggingface_t5,
     model_spec,
     safetensors_folder,
+    t5_config,
 )
 from experiments.models.decoder import Decoder
+from experiments.models.sentinels import Sentinels
 from experiments.models.t5 import T5
 from experiments.models.t5_config import T5Config
 
@@ -35,12 +38,13 @@ CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 # In a folder of experiments.extraction.train_lm.
 TRAINED = "model"
 
-_BUILDERS = {
+_DECODERS = {
     "gpt2": decoder_config.gpt2,
     "gpt_neo": decoder_config.gpt_neo,
     "gpt_j": decoder_config.gpt_j,
     "gpt_neox": decoder_config.gpt_neox,
 }
+_BUILDERS: dict[str, Callable[..., Any]] = {**_DECODERS, "t5": t5_config.t5_v1_1}
 
 Model = Decoder | T5
 Params = dict[str, Any]
@@ -48,15 +52,19 @@ Params = dict[str, Any]
 
 def build_language_model(
     spec: str, vocabulary_size: int, max_positions: int, *, eos_id: int | None = None
-) -> Decoder:
+) -> Model:
     """The untrained model that `spec` describes.
 
     Args:
       spec: `NAME:OPTION=VALUE:...`; NAME is gpt2, gpt_neo, gpt_j or gpt_neox, options
         are those of the function of that name in `experiments.models.decoder_config`.
-      vocabulary_size: Number of token ids.
-      max_positions: Longest sequence.
-      eos_id: The token between documents, if there is one; it also starts a text.
+        Or NAME is t5, an encoder-decoder, with the options of
+        `experiments.models.t5_config.t5_v1_1`.
+      vocabulary_size: Number of token ids, to which a T5 adds those of its own: see
+        `experiments.models.t5_config.beside_a_corpus`.
+      max_positions: Longest sequence; a T5 has no limit.
+      eos_id: The token between documents, if there is one; it also starts a text. To
+        a T5 it is a token like any other.
 
     Raises:
       UsageError: No such model or option, or sizes that do not fit each other.
@@ -68,8 +76,11 @@ def build_language_model(
       1888
     """
     name, options = model_spec.parse(spec, _BUILDERS)
+    if name not in _DECODERS:
+        t5 = t5_config.t5_v1_1(vocabulary_size, **options)
+        return T5(t5_config.beside_a_corpus(t5))
     try:
-        config = _BUILDERS[name](vocabulary_size, max_positions, **options)
+        config = _DECODERS[name](vocabulary_size, max_positions, **options)
     except (ValueError, ZeroDivisionError) as error:
         raise UsageError(f"model={spec!r}: {error}; change its options") from error
     return Decoder(dataclasses.replace(config, bos_id=eos_id, eos_id=eos_id))
@@ -100,15 +111,36 @@ def architecture(folder: str | os.PathLike[str]) -> Decoder:
 
     Errors are those of `load`, and a `UsageError` for an encoder-decoder.
     """
-    path = model_folder(folder)
-    model = _architecture(path)
+    model = any_architecture(folder)
     if isinstance(model, T5):
         raise UsageError(
-            f"model folder {str(path)!r} holds a {model.config.family}, an "
-            f"encoder-decoder, expected one of {', '.join(_BUILDERS)}: choose another "
-            "model"
+            f"model folder {str(model_folder(folder))!r} holds a {model.config.family}"
+            f", an encoder-decoder, expected one of {', '.join(_DECODERS)}: choose "
+            "another model"
         )
     return model
+
+
+def any_architecture(folder: str | os.PathLike[str]) -> Model:
+    """The model in `folder`, without its weights; errors are those of `load`."""
+    return _architecture(model_folder(folder))
+
+
+def sentinels(folder: str | os.PathLike[str]) -> Sentinels:
+    """The tokens that stand for blanks to the T5 in `folder`.
+
+    A folder that does not say has those of the published models. Nothing but its
+    config.json is read.
+
+    Errors are those of `load`, and a `UsageError` for a decoder-only model.
+    """
+    model = any_architecture(folder)
+    if isinstance(model, Decoder):
+        raise UsageError(
+            f"model folder {str(model_folder(folder))!r} holds a {model.config.family}"
+            ", which fills no blanks, expected a t5: choose another model"
+        )
+    return model.config.sentinels
 
 
 def load(folder: str | os.PathLike[str]) -> tuple[Model, Params]:

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import ClassVar, Literal
 
+from experiments.models.sentinels import T5_SENTINELS, Sentinels
+
 Activation = Literal["gated_gelu", "relu"]
 
 
@@ -30,6 +32,8 @@ class T5Config:
       pad_id: The token that other programs fill up sequences with; it masks nothing.
       eos_id: The token that ends inputs and targets.
       start_id: What the decoder reads before the first target.
+      sentinels: The tokens that stand for blanks, which the architecture does not
+        depend on: a T5 of another vocabulary than the published one has its own.
     """
 
     family: ClassVar[str] = "t5"
@@ -49,6 +53,7 @@ class T5Config:
     pad_id: int = 0
     eos_id: int = 1
     start_id: int = 0
+    sentinels: Sentinels = T5_SENTINELS
 
     def __post_init__(self) -> None:
         """Raises `ValueError` about sizes that do not fit each other."""
@@ -92,4 +97,30 @@ def t5_v1_1(
         feed_forward=feed_forward,
         activation="gated_gelu",
         tied_head=False,
+    )
+
+
+def beside_a_corpus(config: T5Config) -> T5Config:
+    """Adds T5's own tokens to the vocabulary of a corpus, which keeps all of its ids.
+
+    Behind them come the padding, with which the decoder starts too, </s> and the
+    sentinels, of which the last id is the first, as in T5's own vocabulary. So what
+    separates documents in the corpus is a token like any other.
+
+    Args:
+      config: Its vocabulary is the corpus'.
+
+    Example:
+      >>> config = beside_a_corpus(t5_v1_1(2048))
+      >>> config.vocabulary_size, config.pad_id, config.eos_id, config.sentinels
+      (2150, 2048, 2049, Sentinels(first=2149, number=100))
+    """
+    size, number = config.vocabulary_size, T5_SENTINELS.number
+    return dataclasses.replace(
+        config,
+        vocabulary_size=size + 2 + number,
+        pad_id=size,
+        eos_id=size + 1,
+        start_id=size,
+        sentinels=Sentinels(first=size + 1 + number, number=number),
     )

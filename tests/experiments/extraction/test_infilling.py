@@ -9,7 +9,7 @@ import pytest
 from experiments.errors import RunError, UsageError
 from experiments.extraction import infilling, span_corruption
 from experiments.extraction.infilling import infill
-from experiments.extraction.span_corruption import Sentinels
+from experiments.models.sentinels import Sentinels
 from experiments.models.t5 import T5
 from experiments.models.t5_config import t5_v1_1
 

@@ -5,7 +5,8 @@ import pytest
 
 from experiments.errors import UsageError
 from experiments.extraction import span_corruption
-from experiments.extraction.span_corruption import T5_SENTINELS, Sentinels, corrupt
+from experiments.extraction.span_corruption import corrupt
+from experiments.models.sentinels import T5_SENTINELS, Sentinels
 
 EOS = 1
 # Some ids, for the words and the three sentinels of the figure.

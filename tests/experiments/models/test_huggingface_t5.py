@@ -6,6 +6,7 @@ import pytest
 
 from experiments.errors import UsageError
 from experiments.models import huggingface_t5
+from experiments.models.sentinels import Sentinels
 from experiments.models.t5_config import t5_v1_1
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -62,7 +63,9 @@ def test_what_is_written_is_what_was_read(name):
     after = huggingface_t5.to_json(huggingface_t5.parse(before, name))
     assert before.keys() - after.keys() <= NOT_READ
     # The reference writes the second whether it is given or not.
-    assert after.keys() - before.keys() <= {"torch_dtype", "scale_decoder_outputs"}
+    reference = {"torch_dtype", "scale_decoder_outputs"}
+    ours = {"first_sentinel", "num_sentinels"}
+    assert after.keys() - before.keys() <= reference | ours
     for key in before.keys() & after.keys():
         if key == "tie_word_embeddings":
             # The reference has it true for all models.
@@ -94,6 +97,12 @@ def test_tokens():
     assert parse(V1_1, decoder_start_token_id=3).start_id == 3
 
 
+def test_sentinels():
+    assert parse(V1_1).sentinels == Sentinels(32_099, 100)
+    values = {"first_sentinel": 120, "num_sentinels": 121}
+    assert parse(V1_1, **values).sentinels == Sentinels(120, 121)
+
+
 def test_every_field_is_written():
     config = dataclasses.replace(
         t5_v1_1(90, layers=3, width=10, heads=3, head_dim=7, feed_forward=5),
@@ -106,6 +115,7 @@ def test_every_field_is_written():
         pad_id=2,
         eos_id=3,
         start_id=4,
+        sentinels=Sentinels(89, 17),
     )
     for given in (config, dataclasses.replace(config, tied_head=False)):
         values = json.loads(json.dumps(huggingface_t5.to_json(given)))
@@ -132,6 +142,10 @@ def test_every_field_is_written():
         ("scale_decoder_outputs", True),
         ("quantization_config", {"bits": 8}),
         ("eos_token_id", "</s>"),
+        ("first_sentinel", -1),
+        ("first_sentinel", "<extra_id_0>"),
+        ("num_sentinels", 0),
+        ("num_sentinels", 32_101),
         ("layer_norm_epsilon", 0),
     ],
 )

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from experiments import models
 from experiments.errors import RunError, UsageError
 from experiments.models import language_models
+from experiments.models.sentinels import Sentinels
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 ALL_NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
@@ -330,6 +331,50 @@ def test_an_encoder_decoder_is_no_decoder():
         language_models.architecture(GOLDEN / "t5_first")
 
 
+SMALL_T5 = "t5:layers=1:width=8:heads=2:head_dim=6:feed_forward=10"
+
+
+def test_a_t5_has_its_own_tokens_behind_those_of_the_corpus():
+    model = models.build_language_model(SMALL_T5, 20, max_positions=4, eos_id=3)
+    config = model.config
+    assert (config.width, config.num_heads, config.head_dim) == (8, 2, 6)
+    assert (config.num_layers, config.num_decoder_layers) == (1, 1)
+    assert config.feed_forward == 10
+    own = [config.pad_id, config.eos_id]
+    first, number = config.sentinels.first, config.sentinels.number
+    own += range(first, first - number, -1)
+    assert sorted(own) == list(range(20, config.vocabulary_size))
+    assert config.start_id == config.pad_id
+    assert number == 100
+
+
+def test_a_built_t5_comes_back(tmp_path):
+    model = models.build_language_model(SMALL_T5, 20, max_positions=4)
+    tokens_2x7 = jax.random.randint(jax.random.key(1), (2, 7), 0, 122)
+    # Not those of the initialisers: no two numbers are the same.
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens_2x7, tokens_2x7)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype("f4"), shapes)
+    models.save(tmp_path / "t5", model, params)
+    again, params_again = models.load(tmp_path / "t5")
+    assert again == model
+    # Nothing but the config is needed to know the sentinels.
+    (tmp_path / "t5" / WEIGHTS).unlink()
+    assert language_models.sentinels(tmp_path / "t5") == model.config.sentinels
+    assert language_models.any_architecture(tmp_path / "t5") == model
+    apply = jax.jit(model.apply)
+    np.testing.assert_array_equal(
+        apply(params_again, tokens_2x7, tokens_2x7),
+        apply(params, tokens_2x7, tokens_2x7),
+    )
+
+
+def test_sentinels_of_other_folders():
+    assert language_models.sentinels(GOLDEN / "t5_v1_1") == Sentinels(32_099, 100)
+    with pytest.raises(UsageError, match=r"gpt2' holds a gpt2, which fills no blanks"):
+        language_models.sentinels(GOLDEN / "gpt2")
+
+
 def test_save_overwrites_nothing(tmp_path):
     model, params = models.load(GOLDEN / "gpt2")
     folder = tmp_path / "out"
@@ -365,6 +410,7 @@ def test_save_refuses_the_parameters_of_another_model(tmp_path):
         ("gpt2:rotary_dim=3", "option 'rotary_dim=3', expected"),
         ("gpt_neo:window=0", "window='0', expected an integer >= 1"),
         ("gpt2:width=10:heads=3", "heads=3 does not divide width=10; change"),
+        ("t5:rotary_dim=7", "option 'rotary_dim=7', expected .* head_dim"),
         ("gpt_j:rotary_dim=7", "rotary_dim=7 is not an even number from 2 to 64"),
     ],
 )
