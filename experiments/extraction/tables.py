@@ -10,7 +10,8 @@ from typing import Any
 import polars as pl
 
 from experiments.extraction.cluster_statistics import LogLinearFit, NoFit
-from experiments.extraction.trends import Estimate, Point, Series, Trend
+from experiments.extraction.estimates import Estimate
+from experiments.extraction.trends import Point, Series, Trend
 
 
 def by_parameters(trend: Trend) -> pl.DataFrame:

@@ -6,18 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from experiments.extraction import cluster_statistics, queries
+from experiments.extraction import cluster_statistics, estimates, queries
 from experiments.extraction.cluster_statistics import ClusterTotals, LogLinearFit, NoFit
+from experiments.extraction.estimates import Estimate
 from experiments.extraction.sweep_runs import Model, SweepRuns
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """A mean over windows, in [0, 1], and the ends of its 95 % interval."""
-
-    value: float
-    lower: float
-    upper: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +150,7 @@ def by_length_and_context(runs: SweepRuns, bucket: int | None) -> Trend:
         "length", maintain_order=True
     ):
         contexts = rows["context"].unique().sort().to_numpy()
-        totals = _totals(rows, "context", rows["extracted"].to_numpy())
+        totals = estimates.totals_by(rows, "context", rows["extracted"].to_numpy())
         correct = _tokens_correct(rows, "context", runs.suffix_length)
         points = _points(model, contexts, totals, correct)
         series.append(Series(f"{length}", model.baseline, points, None, model.params))
@@ -191,11 +183,11 @@ def _sizes(
     )
     mix_GxK = np.kron(np.eye(len(models)), np.full((len(lengths), 1), 1 / len(lengths)))
     params_K = np.array([model.params for model in models], np.float64)
-    estimates = _estimates(cluster_statistics.intervals(totals, mix_GxK))
+    fractions = estimates.of(cluster_statistics.intervals(totals, mix_GxK))
     windows, clusters = (records[c].n_unique() for c in ("window_id", "cluster"))
     points = tuple(
         Point(model.params, model.name, estimate, windows, clusters)
-        for model, estimate in zip(models, estimates, strict=True)
+        for model, estimate in zip(models, fractions, strict=True)
     )
     fit = cluster_statistics.log_linear_fit(params_K, totals, mix_GxK, seed=seed)
     return Series(name, models[0].baseline, points, fit)
@@ -206,7 +198,7 @@ def _line(
 ) -> Series:
     """One point for each value of `column`, which stand at `x_G`, in order."""
     rows = queries.models_with(records, [model.name])
-    totals = _totals(rows, column, rows["extracted"].to_numpy())
+    totals = estimates.totals_by(rows, column, rows["extracted"].to_numpy())
     points = _points(model, x_G, totals)
     fit = cluster_statistics.log_linear_fit(x_G, totals, seed=seed)
     return Series(model.name, model.baseline, points, fit, model.params)
@@ -218,7 +210,7 @@ def _points(
     totals: ClusterTotals,
     tokens_correct: Sequence[Estimate | None] | None = None,
 ) -> tuple[Point, ...]:
-    extracted = _estimates(cluster_statistics.intervals(totals))
+    extracted = estimates.of(cluster_statistics.intervals(totals))
     correct = tokens_correct or [None] * len(extracted)
     sizes = zip(totals.num_windows_G, totals.num_clusters_G, strict=True)
     return tuple(
@@ -236,19 +228,7 @@ def _tokens_correct(
     if rows["tokens_correct"].has_nulls():
         return None
     shares = rows["tokens_correct"].to_numpy() / suffix_length
-    return _estimates(cluster_statistics.intervals(_totals(rows, column, shares)))
-
-
-def _totals(rows: pl.DataFrame, column: str, values_N: np.ndarray) -> ClusterTotals:
-    names_G, groups_N = np.unique(rows[column].to_numpy(), return_inverse=True)
-    return cluster_statistics.cluster_totals(
-        values_N, rows["cluster"].to_numpy(), groups_N, len(names_G)
-    )
-
-
-def _estimates(intervals: cluster_statistics.Intervals) -> list[Estimate]:
-    ends = (intervals.mean_K, intervals.lower_K, intervals.upper_K)
-    return [Estimate(*map(float, values)) for values in zip(*ends, strict=True)]
+    return estimates.means_by(rows, column, shares)
 
 
 def _lengths(records: pl.DataFrame) -> str:
