@@ -85,6 +85,8 @@ def _rows(part: Part, answers: dict[str, np.ndarray]) -> polars.DataFrame:
             "context": context,
             "count": windows["count"],
             "bucket": windows["bucket"],
+            "whitespace": windows["whitespace"],
+            "entropy": windows["entropy"],
         }
         columns |= {name: values[:, k] for name, values in answers.items()}
         frames.append(polars.DataFrame(columns).cast(polars.Schema(schema)))

@@ -28,6 +28,8 @@ COLUMNS = {
     "context": polars.Int32(),
     "count": polars.Int64(),
     "bucket": polars.Int32(),
+    "whitespace": polars.Float32(),
+    "entropy": polars.Float32(),
     "extracted": polars.Boolean(),
     "first_mismatch": polars.Int32(),
     "tokens_correct": polars.Int32(),
@@ -40,6 +42,9 @@ COLUMNS = {
 window_id       of windows.parquet, as are length (in tokens), count and bucket
 model, params   name and number of parameters of the model
 context         tokens of the prompt, which is the start of the window
+whitespace      share of the window's tokens that are white space alone; null if the
+                evaluation set has no tokenizer
+entropy         of the window's tokens, in bits per token
 extracted       whether greedy decoding continues the prompt by the next 50 tokens
 first_mismatch  which of the 50 is the first that is not the argmax; 50 if all are
 tokens_correct  how many of the 50 are the argmax given the true ones before them

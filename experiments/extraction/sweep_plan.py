@@ -15,7 +15,9 @@ from experiments.extraction import (
     byte_pairs,
     corpus_folder,
     evaluation_set,
+    near_misses,
     sweep_models,
+    window_measures,
 )
 from experiments.extraction.corpus_folder import Corpus
 from experiments.extraction.evaluation_set import EvaluationSet
@@ -36,7 +38,7 @@ class Prompts:
     Attributes:
       length: Of the windows, in tokens.
       contexts: Lengths of the prompts, ascending; one pass of a model serves them all.
-      windows: Their rows of windows.parquet.
+      windows: Their rows of windows.parquet, and how plain their text is.
       first_token: Put before each window, for prompts that would be empty; None else.
     """
 
@@ -127,6 +129,7 @@ class SweepPlan:
         record = {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
         record["derived"] = {
             "windows_sha256": self.windows.sha256,
+            "sample": self.windows.manifest.get("sample"),
             "corpus_sha256": self.corpus and self.corpus.sha256,
             "suffix_length": SUFFIX_LENGTH,
             "precision": self.config.matmul_precision,
@@ -189,9 +192,11 @@ def _prompts(
     config: SweepConfig, windows: EvaluationSet
 ) -> tuple[tuple[Prompts, ...], tuple[str, ...]]:
     chosen = _sampled(windows.windows, config)
+    is_whitespace_V = _whitespace_tokens(pathlib.Path(config.windows).expanduser())
     prompts: list[Prompts] = []
     num_short = num_empty = 0
-    for (length,), rows in chosen.group_by("length", maintain_order=True):
+    for (length,), same_length in chosen.group_by("length", maintain_order=True):
+        rows = window_measures.add(same_length, is_whitespace_V)
         longest = int(length) - SUFFIX_LENGTH
         wanted = sorted(config.contexts) or [longest]
         contexts = [context for context in wanted if 0 <= context <= longest]
@@ -217,6 +222,12 @@ def _prompts(
             "empty; --config.empty_prompt=bos would prompt with the separator"
         )
     return tuple(prompts), tuple(notes)
+
+
+def _whitespace_tokens(folder: pathlib.Path) -> np.ndarray | None:
+    """By the tokenizer of an evaluation set, if it has one."""
+    path = folder / evaluation_set.TOKENIZER
+    return near_misses.whitespace_tokens(path) if path.is_file() else None
 
 
 def _sampled(windows: polars.DataFrame, config: SweepConfig) -> polars.DataFrame:

@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import polars
 import pytest
+import tokenizers
 
 from experiments import models
 from experiments.errors import RunError, UsageError
 from experiments.extraction import (
     asking,
     decoding,
+    near_misses,
     records,
     sweep,
     sweep_config,
@@ -31,6 +33,8 @@ pytestmark = pytest.mark.usefixtures("compiled_cheaply", "compiled_once")
 CONTEXT = 12
 FIRST_WRONG = [50, 0, 5, 6, 50, 49, 30, 50, 1, 50]
 EXTRACTABLE = [wrong == 50 for wrong in FIRST_WRONG]
+# The only white space among the tokens.
+NEWLINE = 7
 MODELS = (str(GOLDEN / "gpt2"), str(GOLDEN / "gpt_j"))
 
 
@@ -42,8 +46,15 @@ def windows(tmp_path_factory):
     prompts_NxC = random.integers(0, known_windows.VOCABULARY_SIZE, shape)
     generated_NxT = known_windows.continued(GOLDEN / "gpt2", prompts_NxC)
     tokens_NxT = known_windows.spoiled(generated_NxT, FIRST_WRONG)
-    folder = tmp_path_factory.mktemp("set") / "windows"
-    return known_windows.write(folder, {CONTEXT + 50: tokens_NxT})
+    folder = tmp_path_factory.mktemp("set")
+    vocabulary = {"\n" if i == NEWLINE else f"t{i}": i for i in range(96)}
+    tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [])).save(f"{folder}/t.json")
+    return known_windows.write(
+        folder / "windows",
+        {CONTEXT + 50: tokens_NxT},
+        folder / "t.json",
+        sample="by_count",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +111,14 @@ def test_known_verdicts(run, windows, capsys):
     margins = known["min_margin"].to_numpy()
     np.testing.assert_array_equal(margins > 0, EXTRACTABLE)
     assert found.null_count().sum_horizontal().item() == 0
-    clusters = polars.read_parquet(folder / sweep.CLUSTERS)
     original = polars.read_parquet(windows / "windows.parquet")
+    tokens_NxT = np.array(original["tokens"].to_list())
+    white_N = np.float32((tokens_NxT == NEWLINE).mean(axis=1))
+    assert white_N.any()
+    np.testing.assert_array_equal(found["whitespace"], [*white_N, *white_N])
+    entropy_N = near_misses.token_entropy(tokens_NxT)
+    np.testing.assert_array_equal(found["entropy"], [*entropy_N, *entropy_N])
+    clusters = polars.read_parquet(folder / sweep.CLUSTERS)
     assert clusters.equals(original.select("window_id", "cluster"))
     assert sorted(path.name for path in folder.iterdir()) == [
         ".lock",
@@ -128,6 +145,7 @@ def test_the_record_of_the_config(run, windows):
     assert derived["windows_sha256"] == manifest["windows_sha256"]
     assert derived["precision"] == "highest"
     assert derived["suffix_length"] == 50
+    assert derived["sample"] == "by_count"
     assert [(m["model"], m["baseline"]) for m in derived["models"]] == [
         ("gpt2", False),
         ("gpt_j", True),
@@ -141,7 +159,7 @@ def test_verdicts_alone_are_the_same(run):
     full, early = read(run("full")), read(run("early", verdicts_only=True))
     assert early.schema == full.schema
     assert early.drop_nulls("extracted").height == full.height
-    known = ["window_id", "model", "params", "length", "context", "count", "bucket"]
+    known = list(records.COLUMNS)[: list(records.COLUMNS).index("extracted")]
     assert early.select(*known, "extracted").equals(full.select(*known, "extracted"))
     assert early.drop(*known, "extracted").null_count().row(0) == (10,) * 5
 
@@ -325,7 +343,7 @@ def test_the_same_config_with_other_inputs(run, windows, tmp_path):
         run(models=(str(model),), windows=str(copy))
     shutil.copytree(GOLDEN / "gpt2", model, dirs_exist_ok=True)
     shutil.rmtree(copy)
-    known_windows.write(copy, {62: np.zeros((1, 62), int)})
+    known_windows.write(copy, {62: np.zeros((1, 62), int)}, sample="by_count")
     with pytest.raises(UsageError, match=r"with other windows_sha256: give another"):
         run(models=(str(model),), windows=str(copy))
 
