@@ -14,9 +14,7 @@ def test_whole_caches_find_the_same_beams():
     params = model.init(jax.random.key(3), jnp.zeros((1, 1), jnp.int32))
     # Random weights hardly tell tokens apart.
     params = jax.tree.map(lambda leaf: 8 * leaf, params)
-    prompts_3x4 = np.random.default_rng(0).integers(
-        VOCABULARY, size=(3, 4), dtype=np.int32
-    )
+    prompts_3x4 = jax.random.randint(jax.random.key(0), (3, 4), 0, VOCABULARY)
     options = {"num_beams": 5, "num_tokens": 6}
     ours = beam_search.search(model, params, prompts_3x4, **options)
     theirs = benchmark_beam_search.search_with_whole_caches(
