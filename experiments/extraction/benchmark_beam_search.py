@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -133,7 +134,7 @@ def _measure_context(
         copies_RxC = jnp.repeat(prompts_PxC, num_beams, axis=0)
         return decoding.generate(model, params, copies_RxC)
 
-    ways = {
+    ways: dict[str, Callable[..., Any]] = {
         SHARED: functools.partial(beam_search.search, model, num_beams=num_beams),
         WHOLE: functools.partial(search_with_whole_caches, model, num_beams=num_beams),
         GREEDY: greedy,
@@ -156,7 +157,7 @@ def _measure_context(
 
 
 def _step(
-    way: Any, params: Any, prompts_PxC: np.ndarray, rounds: int
+    way: Callable[..., Any], params: Any, prompts_PxC: np.ndarray, rounds: int
 ) -> timing.TimedStep:
     return timing.TimedStep(
         lambda _: way(params, prompts_PxC), None, rounds, steps_per_round=1
