@@ -4,7 +4,7 @@ from typing import Any
 
 import tqdm
 
-from experiments.extraction import trend_figures
+from experiments.extraction import training_set_figure, trend_figures
 from experiments.extraction.report_figure import (
     Choices,
     Figure,
@@ -18,6 +18,7 @@ FIGURES: tuple[Figure[Any], ...] = (
     trend_figures.FIGURE_1A,
     trend_figures.FIGURE_1B,
     trend_figures.FIGURE_1C,
+    training_set_figure.FIGURE_4C,
     trend_figures.FIGURE_5,
 )
 

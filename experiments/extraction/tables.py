@@ -157,7 +157,33 @@ _HEADERS = {
     "near_ties": "near-ties",
     "memorized": "memorised",
     "only": "by it alone",
+    "difference": "difference, pp",
 }
+
+
+# What is no share of windows, by the format of its numbers.
+_FORMATS = {
+    "r_squared": ".3f",
+    "repetitions": ".4g",
+    "entropy": ".2f",
+    "entropy_low": ".2f",
+    "entropy_high": ".2f",
+    "pooled_z": "+.2f",
+    "clustered_z": "+.2f",
+}
+# In points, with a sign.
+_DIFFERENCES = ("slope", "difference")
+
+
+def p_value(p: float) -> str:
+    """A p-value with its sign of comparison.
+
+    Example:
+      >>> p_value(0.0312), p_value(1e-20), p_value(0.0)
+      ('= 0.031', '= 1e-20', '< 1e-300')
+    """
+    # Below it, float64 has no more digits, and then none at all.
+    return f"= {p:.2g}" if p >= 1e-300 else "< 1e-300"
 
 
 def _cell(row: Mapping[str, Any], name: str) -> str:
@@ -170,11 +196,11 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    if name == "r_squared":
-        return f"{value:.3f}"
-    if name == "repetitions":
-        return f"{value:.4g}"
-    sign = "+" if name == "slope" else ""
+    if name in _FORMATS:
+        return format(value, _FORMATS[name])
+    if name.endswith("_p"):
+        return p_value(value).removeprefix("= ")
+    sign = "+" if name in _DIFFERENCES else ""
     text = f"{100 * value:{sign}.2f}"
     lower, upper = row.get(f"{name}_lower"), row.get(f"{name}_upper")
     if lower is None or upper is None:
