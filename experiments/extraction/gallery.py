@@ -28,13 +28,14 @@ class Gallery:
     Attributes:
       data: What page.js reads; JSON without NaN or infinities. Its keys:
 
-        suffix_length: In tokens.
+        suffix_length: In tokens; null if blanks are filled in.
         models: name, params and baseline of each.
-        rows: window_id, length, context, count and bucket of each prompt, and
-          `answers`: for each model null (not asked), or whether it `extracted`, the
-          `right` tokens, the least `margin`, the place of the first `mismatch`, how
-          many tokens of its continuation are `matching` before the first that is not,
-          and the `rest` of them from there; null where not known.
+        rows: window_id, length, context, count and bucket of each prompt, how many
+          tokens are `targets`, and `answers`: for each model null (not asked), or
+          whether it `extracted`, the `right` tokens, the least `margin`, the place of
+          the first `mismatch`, how many tokens of its continuation are `matching`
+          before the first that is not, and the `rest` of them from there; null where
+          not known.
         selections: title, descending, rows (places in `rows`), and how many prompts
           there are in `all`.
         windows: The ids of the tokens of each window; null if not known.
@@ -65,6 +66,7 @@ def collect(runs: SweepRuns, limit: int, seed: int) -> Gallery:
     tokens, missing = _tokens(runs, chosen["window_id"])
     answers = _answers(runs, chosen, tokens)
     vocabulary, unnamed = _vocabulary(runs, tokens, answers)
+    chosen = _with_targets(chosen, runs.records)
     data = {
         "suffix_length": runs.suffix_length,
         "models": [
@@ -80,6 +82,12 @@ def collect(runs: SweepRuns, limit: int, seed: int) -> Gallery:
         "vocabulary": vocabulary,
     }
     return Gallery(data, (*notes, *missing, *unnamed))
+
+
+def _with_targets(chosen: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
+    keys = ["window_id", "context"]
+    targets = records.group_by(keys).agg(targets=pl.col("num_targets").first())
+    return chosen.join(targets, on=keys, how="left", maintain_order="left")
 
 
 def _about_the_choice(
@@ -148,7 +156,7 @@ def _answers(
     }
     return [
         [
-            _answer(row, tokens, runs.suffix_length)
+            _answer(row, tokens)
             if (row := known.get((model.name, window_id, context)))
             else None
             for model in runs.models
@@ -157,15 +165,13 @@ def _answers(
     ]
 
 
-def _answer(
-    row: dict[str, Any], tokens: dict[int, list[int]] | None, suffix_length: int
-) -> dict[str, Any]:
+def _answer(row: dict[str, Any], tokens: dict[int, list[int]] | None) -> dict[str, Any]:
     margin = row["min_margin"]
     if margin is not None:
         # Nine digits tell all float32 apart, and JSON has no infinity.
         clipped = min(max(margin, -_LARGEST_FLOAT32), _LARGEST_FLOAT32)
         margin = float(f"{clipped:.9g}")
-    matching, rest = _continuation(row, tokens, suffix_length)
+    matching, rest = _continuation(row, tokens)
     return {
         "extracted": row["extracted"],
         "right": row["tokens_correct"],
@@ -177,7 +183,7 @@ def _answer(
 
 
 def _continuation(
-    row: dict[str, Any], tokens: dict[int, list[int]] | None, suffix_length: int
+    row: dict[str, Any], tokens: dict[int, list[int]] | None
 ) -> tuple[int | None, list[int] | None]:
     """How many tokens of the continuation match the truth, and what comes then.
 
@@ -186,11 +192,11 @@ def _continuation(
     """
     generated = row["generated"]
     if generated is not None and tokens is not None:
-        start = row["context"]
-        truth = tokens[row["window_id"]][start : start + suffix_length]
+        start, end = row["context"], row["context"] + row["num_targets"]
+        truth = tokens[row["window_id"]][start:end]
         pairs = enumerate(zip(generated, truth, strict=True))
-        matching = next((i for i, (a, b) in pairs if a != b), suffix_length)
+        matching = next((i for i, (a, b) in pairs if a != b), row["num_targets"])
         return matching, generated[matching:]
     if row["extracted"]:
-        return suffix_length, []
+        return row["num_targets"], []
     return row["first_mismatch"], None

@@ -129,7 +129,7 @@ def _measured(runs: SweepRuns) -> str:
     return _paragraphs(
         [
             f"{len(runs.models)} models, {windows:,} windows, {len(prompts):,} prompts "
-            f"(windows at one context). Suffix: {runs.suffix_length} tokens. Precision "
+            f"(windows at one context). {report_page.asked(runs)} Precision "
             f"of matrix products: `{runs.precision}`. Near-ties are margins within "
             f"{queries.NEAR_TIE:g} of 0.",
             f"Windows: `{runs.windows}` (sha256 `{runs.windows_sha256[:16]}`). "

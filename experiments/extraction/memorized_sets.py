@@ -138,7 +138,7 @@ def pairs(records: pl.DataFrame, models: Sequence[Model]) -> pl.DataFrame:
 
 def choose_cell(
     totals: pl.DataFrame,
-    suffix_length: int,
+    suffix_length: int | None,
     length: int | None = None,
     context: int | None = None,
 ) -> tuple[int, int] | None:
@@ -150,7 +150,7 @@ def choose_cell(
 
     Args:
       totals: As `totals` has them.
-      suffix_length: In tokens.
+      suffix_length: In tokens; None if blanks are filled in.
       length: Of the windows; None is any.
       context: Of the prompts; None is any.
 
@@ -163,7 +163,7 @@ def choose_cell(
       >>> choose_cell(cells, 50), choose_cell(cells, 50, length=200)
       ((100, 50), (200, 150))
     """
-    at_full = pl.col("context") + suffix_length == pl.col("length")
+    at_full = pl.col("context") + (suffix_length or 0) == pl.col("length")
     # A comparison with None would be null, and true for no row.
     asked = [pl.col("length") == length] if length is not None else []
     asked += [pl.col("context") == context] if context is not None else []

@@ -14,14 +14,19 @@ import polars as pl
 NEAR_TIE = 1e-3
 
 
-def at_full_context(records: pl.DataFrame, suffix_length: int) -> pl.DataFrame:
+def at_full_context(records: pl.DataFrame, suffix_length: int | None) -> pl.DataFrame:
     """The records whose prompt and suffix make up the whole window.
+
+    Where blanks are filled in (`suffix_length` is None), all of a window is seen or
+    asked for, and every record is one.
 
     Example:
       >>> records = pl.DataFrame({"length": [100, 100], "context": [20, 50]})
       >>> at_full_context(records, suffix_length=50)["context"].to_list()
       [50]
     """
+    if suffix_length is None:
+        return records
     return records.filter(pl.col("context") + suffix_length == pl.col("length"))
 
 

@@ -17,12 +17,16 @@ TABLE_1_TITLE = "Table 1: memorised by one model and not by another"
 TABLES = "tables"
 HTML = "report.html"
 
-_METHOD = (
-    """\
+_CONTINUED = """\
 *Extractable*: greedy decoding from the prompt, which is the tokens before the suffix
 in the sampled occurrence, gives exactly the {suffix_length} tokens of the suffix.
 Figures 1a to 1c prompt with all of the window but its suffix. *Right tokens* are the
-model's first choice given the true tokens before them.""",
+model's first choice given the true tokens before them."""
+_FILLED = """\
+*Extractable*: with 15 % of a window's tokens dropped (masking {masking}), the model's
+first choice is right for every token that fills them in, given the true ones before it
+in the targets. *Right tokens* are those of the targets for which it is right."""
+_METHOD = (
     """\
 *Clusters*: windows that lie in one repeated passage are extracted together or not at
 all, so that passages, and not windows, count as independent.""",
@@ -82,12 +86,20 @@ def method(runs: SweepRuns, seed: int) -> list[str]:
     return [
         note.format(
             suffix_length=runs.suffix_length,
+            masking=runs.masking,
             resamples=cluster_statistics.NUM_RESAMPLES,
             seed=seed,
             near_tie=queries.NEAR_TIE,
         )
-        for note in _METHOD
+        for note in (_FILLED if runs.masking else _CONTINUED, *_METHOD)
     ]
+
+
+def asked(runs: SweepRuns) -> str:
+    """What models were asked to reproduce, in a sentence."""
+    if runs.masking:
+        return f"15 % of each window's tokens are dropped (masking `{runs.masking}`)."
+    return f"Suffix: {runs.suffix_length} tokens."
 
 
 def models_table(runs: SweepRuns) -> pl.DataFrame:
@@ -133,9 +145,9 @@ def _measured(runs: SweepRuns) -> str:
     folders = "".join(f"- `{sweep.folder}`\n" for sweep in runs.sweeps)
     return (
         f"{tables.markdown(models_table(runs))}\n"
-        f"Windows: `{runs.windows}` (sha256 `{runs.windows_sha256[:16]}`). Suffix: "
-        f"{runs.suffix_length} tokens. Precision of matrix products: "
-        f"`{runs.precision}`. Sweeps:\n\n{folders}"
+        f"Windows: `{runs.windows}` (sha256 `{runs.windows_sha256[:16]}`). "
+        f"{asked(runs)} Precision of matrix products: `{runs.precision}`. "
+        f"Sweeps:\n\n{folders}"
     )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import polars as pl
@@ -35,7 +35,26 @@ _DETAILS: dict[str, Any] = {
     "tie": pl.Boolean(),
     "suffix_logprob": pl.Float32(),
 }
-_COLUMNS = _FACTS | _DETAILS
+# What a sweep may have measured besides, and older sweeps did not: null if not there.
+_FURTHER: dict[str, Any] = {
+    "whitespace": pl.Float32(),
+    "entropy": pl.Float32(),
+    "anywhere": pl.Boolean(),
+    "bleu": pl.Float32(),
+    "edit_distance": pl.Int32(),
+    "beam_extracted": pl.Boolean(),
+    "beam_logprob": pl.Float32(),
+    "beam_identical": pl.Boolean(),
+    "scheme_logprob": pl.Float32(),
+    "samples_extracted": pl.Int32(),
+    "num_targets": pl.Int32(),
+}
+_COLUMNS = _FACTS | _DETAILS | _FURTHER
+
+ROUNDING = 1e-3
+"""By so much, times the value if that is above 1, two passes over one record differ at
+most: batches of other sizes add up in another order. It is the logits' own rounding
+(`queries.NEAR_TIE`), and more than that of the sum of 50 log-probabilities."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +76,18 @@ class Sweep:
 
 
 @dataclasses.dataclass(frozen=True)
+class Scheme:
+    """How continuations are drawn: the temperature, and from how many tokens."""
+
+    temperature: float
+    top_k: int | None
+
+    def __str__(self) -> str:
+        among = f", the {self.top_k} likeliest tokens" if self.top_k else ""
+        return f"temperature {self.temperature:g}{among}"
+
+
+@dataclasses.dataclass(frozen=True)
 class SweepRuns:
     """One or more sweeps over the same windows, as one.
 
@@ -67,9 +98,18 @@ class SweepRuns:
       windows_sha256: Of its windows.parquet.
       num_windows: Number of windows that a sweep started from.
       precision: Of matrix products.
-      suffix_length: Number of tokens that have to be reproduced.
+      suffix_length: Number of tokens that have to be reproduced; None if blanks were
+        filled in (see `masking`).
       records: One row for each (model, window_id, context): the columns of
-        records.parquet except what was generated, and `cluster` (i64).
+        records.parquet except what was generated, and `cluster` (i64). Columns that no
+        sweep has are null, but for `num_targets`: how many tokens a model had to
+        reproduce.
+      sample: How windows were chosen, "by_count" or "uniform"; None if not known.
+      masking: How tokens were dropped, "iid" or "spans"; empty if prompts were
+        continued.
+      beams: Number of beams; 0 without beam search.
+      scheme: What `scheme_logprob` and `samples_extracted` are about; None without.
+      samples: How many continuations were drawn of each prompt.
     """
 
     sweeps: tuple[Sweep, ...]
@@ -78,8 +118,13 @@ class SweepRuns:
     windows_sha256: str
     num_windows: int
     precision: str
-    suffix_length: int
+    suffix_length: int | None
     records: pl.DataFrame
+    sample: str | None = None
+    masking: str = ""
+    beams: int = 0
+    scheme: Scheme | None = None
+    samples: int = 0
 
 
 def load(folders: Sequence[pathlib.Path]) -> SweepRuns:
@@ -87,7 +132,8 @@ def load(folders: Sequence[pathlib.Path]) -> SweepRuns:
 
     Raises:
       UsageError: A folder is not a sweep's or is named twice, or the sweeps differ in
-        windows, precision, suffix length, in a model of one name, or in a result.
+        what they ask of models, windows, precision, suffix length, beams, the way of
+        drawing, in a model of one name, or in a result.
       RunError: A sweep has not ended, or its files are damaged.
     """
     for i, folder in enumerate(folders):
@@ -95,6 +141,7 @@ def load(folders: Sequence[pathlib.Path]) -> SweepRuns:
             raise UsageError(f"--runs names {folder} twice: name it once")
     configs = {folder: _read_config(folder) for folder in folders}
     first = configs[folders[0]]
+    settings = {name: _setting(configs, name) for name in _SETTINGS}
     for folder in folders[1:]:
         _check_comparable(folders[0], first, folder, configs[folder])
     models = _models(configs)
@@ -114,6 +161,11 @@ def load(folders: Sequence[pathlib.Path]) -> SweepRuns:
         precision=derived["precision"],
         suffix_length=derived["suffix_length"],
         records=_merged(parts),
+        sample=settings["sample"],
+        masking=derived.get("masking") or "",
+        beams=settings["beams"] or 0,
+        scheme=settings["scheme"],
+        samples=settings["samples"] or 0,
     )
 
 
@@ -161,6 +213,33 @@ _COMPARED = {
     "precision": "precision",
     "suffix_length": "suffix length",
 }
+
+
+def _sample(config: dict[str, Any]) -> str | None:
+    return config["derived"].get("sample")
+
+
+def _beams(config: dict[str, Any]) -> int | None:
+    return config.get("beams") or None
+
+
+def _samples(config: dict[str, Any]) -> int | None:
+    return config.get("samples") or None
+
+
+def _scheme(config: dict[str, Any]) -> Scheme | None:
+    scheme = Scheme(float(config.get("temperature", 1.0)), config.get("top_k"))
+    plain = scheme == Scheme(1.0, None)
+    return None if plain and not _samples(config) else scheme
+
+
+# What must be the same in all sweeps that have it.
+_SETTINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "sample": _sample,
+    "beams": _beams,
+    "scheme": _scheme,
+    "samples": _samples,
+}
 _MODEL_KEYS = ("model", "folder", "params", "baseline")
 
 
@@ -203,6 +282,12 @@ def _check_comparable(
     other_config: dict[str, Any],
 ) -> None:
     """Raises `UsageError` if the sweeps measured different things."""
+    asked, other_asked = _question(config), _question(other_config)
+    if asked != other_asked:
+        raise UsageError(
+            f"--runs: {folder} asked models to {asked}, and {other_folder} to "
+            f"{other_asked}: report them apart"
+        )
     for key, name in _COMPARED.items():
         value, other = config["derived"][key], other_config["derived"][key]
         if value != other:
@@ -210,6 +295,31 @@ def _check_comparable(
                 f"--runs: {folder} and {other_folder} differ in {name}: {value!r} and "
                 f"{other!r}: report them apart"
             )
+
+
+def _question(config: dict[str, Any]) -> str:
+    masking = config["derived"].get("masking")
+    if not masking:
+        return "continue prompts"
+    # The seed says which tokens are dropped.
+    return f"fill blanks (masking {masking!r}, seed {config.get('seed')})"
+
+
+def _setting(configs: dict[pathlib.Path, dict[str, Any]], name: str) -> Any:
+    """What all sweeps that have the setting have; None if none does."""
+    known = {
+        folder: value
+        for folder, config in configs.items()
+        if (value := _SETTINGS[name](config)) is not None
+    }
+    first, *others = known.items() or [(None, None)]
+    for folder, value in others:
+        if value != first[1]:
+            raise UsageError(
+                f"--runs: {first[0]} and {folder} differ in {name}: {first[1]} and "
+                f"{value}: report them apart"
+            )
+    return first[1]
 
 
 def _models(configs: dict[pathlib.Path, dict[str, Any]]) -> tuple[Model, ...]:
@@ -242,11 +352,16 @@ def _read_records(
             f"{folder} holds no {RECORDS}: the sweep has not ended; run it again with "
             "the same config to its end"
         )
-    records = _read_parquet(path, _COLUMNS)
+    records = _read_parquet(path, _FACTS | _DETAILS, _FURTHER)
     _check_models(path, records, config["derived"]["models"])
     records = records.with_columns(pl.col("model").cast(names))
     records = records.join(clusters, on="window_id", how="left", maintain_order="left")
-    _check_values(path, records, config["derived"]["suffix_length"])
+    suffix_length = config["derived"]["suffix_length"]
+    if suffix_length is not None:
+        records = records.with_columns(
+            pl.lit(suffix_length, pl.Int32).alias("num_targets")
+        )
+    _check_values(path, records, suffix_length)
     if records.select(_KEYS).is_duplicated().any():
         raise RunError(f"{path} holds a record twice: {_REMEDY}")
     return records
@@ -260,9 +375,17 @@ def _sha256(path: pathlib.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read_parquet(path: pathlib.Path, columns: dict[str, Any]) -> pl.DataFrame:
+def _read_parquet(
+    path: pathlib.Path, columns: dict[str, Any], further: dict[str, Any] | None = None
+) -> pl.DataFrame:
+    """Reads columns; those of `further` that the file lacks become null."""
+    further = further or {}
     try:
-        return pl.read_parquet(path, columns=list(columns)).cast(pl.Schema(columns))
+        there = pl.read_parquet_schema(path)
+        names = [*columns, *(name for name in further if name in there)]
+        missing = [pl.lit(None).alias(name) for name in further if name not in there]
+        rows = pl.read_parquet(path, columns=names).with_columns(missing)
+        return rows.select(*columns, *further).cast(pl.Schema(columns | further))
     except (OSError, pl.exceptions.PolarsError) as error:
         raise RunError(
             f"{path} cannot be read ({one_line(error, 200)}): {_REMEDY}"
@@ -306,28 +429,39 @@ def _check_models(
 
 
 def _check_values(
-    path: pathlib.Path, records: pl.DataFrame, suffix_length: int
+    path: pathlib.Path, records: pl.DataFrame, suffix_length: int | None
 ) -> None:
     """Raises `RunError` about the first record that contradicts itself."""
     extracted, correct = pl.col("extracted"), pl.col("tokens_correct")
-    mismatch = pl.col("first_mismatch")
+    mismatch, targets = pl.col("first_mismatch"), pl.col("num_targets")
+    too_long = pl.col("context") + (suffix_length or 0) > pl.col("length")
+    floats = [name for name, kind in _COLUMNS.items() if kind == pl.Float32()]
     faults = {
-        "lacks a value": pl.any_horizontal(pl.col(*_FACTS).is_null()),
+        "lacks a value": pl.any_horizontal(pl.col(*_FACTS, "num_targets").is_null()),
         f"has a window that {CLUSTERS} lacks": pl.col("cluster").is_null(),
         "has a margin that is no number (the model overflowed)": pl.col(
             "min_margin"
         ).is_nan(),
+        "has a value that is no number": pl.any_horizontal(pl.col(floats).is_nan()),
         "has a prompt and suffix longer than its window": (
-            (pl.col("context") < 0)
-            | (pl.col("context") + suffix_length > pl.col("length"))
+            (pl.col("context") < 0) | too_long
         ),
         "has a count below 1": pl.col("count") < 1,
         "contradicts itself": (
-            (extracted != (mismatch == suffix_length))
-            | (extracted != (correct == suffix_length))
+            (extracted != (mismatch == targets))
+            | (extracted != (correct == targets))
             | (mismatch < 0)
             | (mismatch > correct)
-            | (correct > suffix_length)
+            | (correct > targets)
+        ),
+        "is extracted, and yet not found anywhere in the corpus": (
+            extracted & ~pl.col("anywhere")
+        ),
+        "has a share outside 0 to 1": pl.any_horizontal(
+            (pl.col("whitespace", "bleu") < 0) | (pl.col("whitespace", "bleu") > 1)
+        ),
+        "has a distance longer than a suffix": (
+            (pl.col("edit_distance") < 0) | (pl.col("edit_distance") > targets)
         ),
     }
     for what, expression in faults.items():
@@ -339,24 +473,37 @@ def _check_values(
 
 
 def _merged(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """All records; one that several sweeps made is kept once.
+    """All records; one that several sweeps made is kept once, as the first has it.
 
-    Where one sweep took verdicts only, the details are those of the other.
+    Where one sweep did not measure something, it is taken from the other. Numbers may
+    differ by `ROUNDING`; verdicts and counts of tokens must not.
     """
     records = pl.concat(parts)
     if len(parts) == 1 or not records.select(_KEYS).is_duplicated().any():
         return records
     grouped = records.group_by(_KEYS, maintain_order=True)
-    known = pl.all().drop_nulls()
-    differing = grouped.agg(known.n_unique() > 1).filter(
-        pl.any_horizontal(pl.exclude(_KEYS))
-    )
+    kinds = {name: kind for name, kind in records.schema.items() if name not in _KEYS}
+    differs = [
+        _by_more_than_rounding(name)
+        if kind == pl.Float32()
+        else pl.col(name).drop_nulls().n_unique() > 1
+        for name, kind in kinds.items()
+    ]
+    differing = grouped.agg(differs).filter(pl.any_horizontal(pl.col(*kinds)))
     if len(differing):
         row = differing.row(0, named=True)
         key = ", ".join(f"{name} {row[name]!r}" for name in _KEYS)
-        names = [name for name in records.columns if name not in _KEYS and row[name]]
+        names = [name for name in kinds if row[name]]
         raise UsageError(
             f"--runs: {len(differing):,} records are in several sweeps with different "
             f"results; that of {key} differs in {', '.join(names)}: report them apart"
         )
-    return grouped.agg(known.first()).select(records.columns)
+    return grouped.agg(pl.all().drop_nulls().first()).select(records.columns)
+
+
+def _by_more_than_rounding(name: str) -> pl.Expr:
+    """Whether the values of a group differ by more than `ROUNDING`."""
+    low, high = pl.col(name).min(), pl.col(name).max()
+    # By the smaller one, as an infinity is near to no number.
+    size = pl.max_horizontal(pl.min_horizontal(low.abs(), high.abs()), 1.0)
+    return ((low != high) & (high - low > ROUNDING * size)).fill_null(False)

@@ -89,7 +89,7 @@ def by_parameters(runs: SweepRuns, seed: int) -> Trend:
     records = protocol_records(runs)
     series = []
     for name, baseline in (("trained on the corpus", False), ("baseline", True)):
-        models = [m for m in _by_size(runs.models) if m.baseline == baseline]
+        models = [m for m in by_size(runs.models) if m.baseline == baseline]
         if models and len(records):
             series.append(_sizes(records, name, models, seed))
     return _trend(records, series, f"mean over {_lengths(records)}")
@@ -104,7 +104,7 @@ def by_repetitions(runs: SweepRuns, seed: int) -> Trend:
     places = queries.buckets(records)
     series = [
         _line(records, model, "bucket", places["repetitions"].to_numpy(), seed)
-        for model in _largest_first(runs.models)
+        for model in largest_first(runs.models)
         if len(records)
     ]
     return _trend(records, series, f"{_lengths(records)} pooled")
@@ -118,11 +118,9 @@ def by_context(runs: SweepRuns, seed: int) -> Trend:
     """
     records = protocol_records(runs).filter(pl.col("context") > 0)
     contexts = records["context"].unique().sort().to_numpy()
-    models = [m for m in _largest_first(runs.models) if not m.baseline]
-    models += [m for m in _largest_first(runs.models) if m.baseline][:1]
     series = [
         _line(records, model, "context", contexts, seed)
-        for model in models
+        for model in members_and_a_baseline(runs.models)
         if len(records)
     ]
     about = "all numbers of occurrences pooled"
@@ -139,7 +137,7 @@ def by_length_and_context(runs: SweepRuns, bucket: int | None) -> Trend:
       runs: The sweeps.
       bucket: Which bucket; None takes the fullest one.
     """
-    model = _largest_first(runs.models)[0]
+    model = largest_first(runs.models)[0]
     records = queries.models_with(runs.records, [model.name])
     records = records.filter(pl.col("context") > 0)
     if len(records):
@@ -151,19 +149,27 @@ def by_length_and_context(runs: SweepRuns, bucket: int | None) -> Trend:
     ):
         contexts = rows["context"].unique().sort().to_numpy()
         totals = estimates.totals_by(rows, "context", rows["extracted"].to_numpy())
-        correct = _tokens_correct(rows, "context", runs.suffix_length)
+        correct = _tokens_correct(rows, "context")
         points = _points(model, contexts, totals, correct)
         series.append(Series(f"{length}", model.baseline, points, None, model.params))
     return _trend(records, series, f"{model.name}, {_occurrences(records)}")
 
 
-def _by_size(models: Sequence[Model]) -> list[Model]:
+def by_size(models: Sequence[Model]) -> list[Model]:
+    """The models, the smallest first."""
     return sorted(models, key=lambda model: model.params)
 
 
-def _largest_first(models: Sequence[Model]) -> list[Model]:
+def largest_first(models: Sequence[Model]) -> list[Model]:
     """By size, the models that have seen the corpus before the baselines."""
     return sorted(models, key=lambda model: (model.baseline, -model.params))
+
+
+def members_and_a_baseline(models: Sequence[Model]) -> list[Model]:
+    """The models that have seen the corpus, and the largest that has not, by size."""
+    ordered = largest_first(models)
+    baselines = [model for model in ordered if model.baseline]
+    return [model for model in ordered if not model.baseline] + baselines[:1]
 
 
 def _sizes(
@@ -221,13 +227,11 @@ def _points(
     )
 
 
-def _tokens_correct(
-    rows: pl.DataFrame, column: str, suffix_length: int
-) -> list[Estimate] | None:
+def _tokens_correct(rows: pl.DataFrame, column: str) -> list[Estimate] | None:
     """The share of the suffix that is right, which a sweep of verdicts only lacks."""
     if rows["tokens_correct"].has_nulls():
         return None
-    shares = rows["tokens_correct"].to_numpy() / suffix_length
+    shares = (rows["tokens_correct"] / rows["num_targets"]).to_numpy()
     return estimates.means_by(rows, column, shares)
 
 

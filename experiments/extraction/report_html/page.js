@@ -204,9 +204,16 @@ function showDetails(row) {
       `${row.length} tokens, context ${row.context}; ` +
       `count in the corpus: ${count(row.count)} (bucket ${row.bucket})`)];
   const window = data.windows?.[row.window_id];
-  const end = row.context + data.suffix_length;
-  const truth = window?.slice(row.context, end);
-  if (window) {
+  const blanks = data.suffix_length === null;
+  const truth = blanks ? undefined : window?.slice(row.context, row.context + row.targets);
+  if (window && blanks) {
+    parts.push(
+      element("h3", {}, "Window"), passage(...tokens(window)),
+      element("p", { class: "hint" },
+        `${row.length - row.context} of these tokens were dropped, and ${row.targets} ` +
+        "had to be predicted to fill them in."),
+    );
+  } else if (window) {
     parts.push(
       element("h3", {}, "Prompt"),
       row.context ? passage(...tokens(window.slice(0, row.context)))
@@ -216,31 +223,35 @@ function showDetails(row) {
   } else {
     parts.push(element("p", {}, "The text of the window is not known: see above."));
   }
-  data.models.forEach((model, i) => parts.push(...answer(model, row.answers[i], truth)));
+  data.models.forEach((model, i) => parts.push(...answer(model, row, i, truth)));
   byId("details").replaceChildren(...parts);
   byId("details").scrollTop = 0;
   byId("details").scrollIntoView({ block: "nearest" });
 }
 
-function answer(model, found, truth) {
+function answer(model, row, place, truth) {
+  const found = row.answers[place];
   const kind = model.baseline ? ", baseline" : "";
   const title = element("h3", {}, model.name,
     element("span", { class: "hint" }, ` ${count(model.params)} parameters${kind}`));
   if (found === null) return [title, element("p", { class: "hint" }, "Was not asked.")];
   const facts = [found.extracted ? "\u2713 memorised" : "\u2717 not memorised"];
-  if (found.right !== null) facts.push(`${found.right} of ${data.suffix_length} tokens right`);
+  if (found.right !== null) facts.push(`${found.right} of ${row.targets} tokens right`);
   if (found.margin !== null) facts.push(`least margin ${signed(found.margin)}`);
   const summary = element("p", { class: style(found) }, facts.join("; "));
-  return [title, summary, ...continuation(found, truth)];
+  return [title, summary, ...continuation(found, row.targets, truth)];
 }
 
 /** The continuation, token by token, beside the truth; or what is known of it. */
-function continuation(found, truth) {
+function continuation(found, targets, truth) {
   const { matching, rest } = found;
   if (matching === null) {
     return [element("p", { class: "hint" }, "The sweep took verdicts only.")];
   }
-  const first = `The first mismatch is at token ${matching + 1} of ${data.suffix_length}`;
+  const first = `The first mismatch is at token ${matching + 1} of ${targets}`;
+  if (data.suffix_length === null) {
+    return found.extracted ? [] : [element("p", { class: "hint" }, `${first}.`)];
+  }
   const same = truth ? tokens(truth.slice(0, matching), "same") : [];
   if (rest === null) {
     const why = `${first}; the sweep did not decode, so what comes there is not known.`;
@@ -253,8 +264,8 @@ function continuation(found, truth) {
     return tokens([id], matches ? "same" : "different", matching + i)[0];
   });
   if (!rest.length) return [passage(...same)];
-  const right = data.suffix_length - others.filter((o) => o.className === "different").length;
-  const words = `${first}; ${right} of ${data.suffix_length} tokens are those of the truth, ` +
+  const right = targets - others.filter((o) => o.className === "different").length;
+  const words = `${first}; ${right} of ${targets} tokens are those of the truth, ` +
     "at their places. Tokens that differ are underlined.";
   return [passage(...same, sign("\u2260"), ...others), element("p", { class: "hint" }, words)];
 }

@@ -7,13 +7,14 @@ the window's difficulty; a baseline's ability hardly rises. Every model sees the
 windows with the same difficulties.
 
 Windows are numbers alone, unless `write_windows` makes an evaluation set of a text;
-continuations are there if a sweep is written with its tokens.
+continuations are there if a sweep is written with its tokens. What a sweep measures
+besides (`with_beams`, `with_anywhere`, ...) follows from the margins alone.
 """
 
 import dataclasses
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -162,14 +163,80 @@ def with_continuations(records: pl.DataFrame, windows: pl.DataFrame) -> pl.DataF
     return records.with_columns(column)
 
 
+def with_plainness(records: pl.DataFrame) -> pl.DataFrame:
+    """Adds `whitespace` and `entropy`, which go against each other."""
+    share = (pl.col("window_id") % 10 / 20).cast(pl.Float32)
+    return records.with_columns(whitespace=share, entropy=6 - 8 * share)
+
+
+def with_near_misses(records: pl.DataFrame) -> pl.DataFrame:
+    """Adds `bleu` and `edit_distance`: as many errors as tokens are wrong."""
+    wrong = SUFFIX_LENGTH - pl.col("tokens_correct")
+    return records.with_columns(
+        bleu=(1 - wrong / SUFFIX_LENGTH).cast(pl.Float32) ** 2, edit_distance=wrong
+    )
+
+
+def with_anywhere(records: pl.DataFrame) -> pl.DataFrame:
+    """Adds `anywhere`: true of more windows the more often they occur."""
+    found = pl.col("min_margin") >= -0.3 * pl.col("count").log1p()
+    return records.with_columns(anywhere=pl.col("extracted") | found)
+
+
+def with_beams(records: pl.DataFrame) -> pl.DataFrame:
+    """Adds what beam search gives: a little more is extracted, and a little less."""
+    margin, odd = pl.col("min_margin"), pl.col("window_id") % 2 == 1
+    extracted = pl.when(odd).then(margin >= -0.2).otherwise(margin >= 0.05)
+    return records.with_columns(
+        beam_extracted=extracted,
+        beam_logprob=pl.col("suffix_logprob") * 0.9,
+        beam_identical=odd & (pl.col("extracted") == extracted),
+    )
+
+
+def with_scheme(samples: int = 0) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    """Adds `scheme_logprob`, and `samples_extracted` if there are samples."""
+
+    def add(records: pl.DataFrame) -> pl.DataFrame:
+        logprob = 0.5 * pl.col("suffix_logprob")
+        drawn = (samples * logprob.exp()).round().cast(pl.Int32)
+        columns = {"scheme_logprob": logprob}
+        return records.with_columns(
+            **columns, **({"samples_extracted": drawn} if samples else {})
+        )
+
+    return add
+
+
+def with_masking(records: pl.DataFrame) -> pl.DataFrame:
+    """The same verdicts on windows of which 15 % are dropped and have to be filled in.
+
+    For sweeps with masking="iid" and suffix_length=None.
+    """
+    dropped = (0.15 * pl.col("length")).round().cast(pl.Int32)
+    # Most blanks are one token, and come with a sentinel.
+    targets = dropped * 2 - dropped // 4
+    scaled = {
+        name: pl.col(name) * targets // SUFFIX_LENGTH
+        for name in ("first_mismatch", "tokens_correct")
+    }
+    return records.with_columns(
+        context=pl.col("length") - dropped, num_targets=targets, **scaled
+    )
+
+
 def config_of(
     members: dict[str, int],
     baselines: dict[str, int],
     contexts: Sequence[int] = (),
     folder: str = "data/windows",
+    config: dict[str, Any] | None = None,
     **derived: Any,
 ) -> dict[str, Any]:
-    """The config.json of a sweep over these models (name: parameters)."""
+    """The config.json of a sweep over these models (name: parameters).
+
+    `config` has more of its keys, and `derived` more of what it derives.
+    """
     models = [
         {
             "model": name,
@@ -185,6 +252,7 @@ def config_of(
         "windows": folder,
         "contexts": list(contexts),
         "batch_size": 32,
+        **(config or {}),
         "derived": {
             "windows_sha256": "5e1f",
             "precision": "highest",
@@ -203,11 +271,15 @@ def write(
     contexts: Sequence[int] = (),
     verdicts_only: bool = False,
     text: str = "",
+    further: Sequence[Callable[[pl.DataFrame], pl.DataFrame]] = (),
+    config: dict[str, Any] | None = None,
     **derived: Any,
 ) -> pathlib.Path:
     """Writes config.json, records.parquet and clusters.parquet of a finished sweep.
 
     With `text` the sweep has decoded, and an evaluation set lies in its folder.
+    `further` is what else is done to the records, such as `with_beams`; `config` has
+    the keys that go with it, and `derived` what it derives.
     """
     folder.mkdir(parents=True)
     where = "data/windows"
@@ -215,8 +287,8 @@ def write(
         where = str(folder / "windows")
         rows = write_windows(folder / "windows", windows, text)
         derived["windows_sha256"] = evaluation_set.load(where).sha256
-    config = config_of(members, baselines, contexts, where, **derived)
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    whole = config_of(members, baselines, contexts, where, config, **derived)
+    (folder / "config.json").write_text(json.dumps(whole, indent=2))
     records = pl.concat(
         make_records(windows, name, params, baseline, contexts)
         for group, baseline in ((members, False), (baselines, True))
@@ -224,6 +296,8 @@ def write(
     )
     if text:
         records = with_continuations(records, rows)
+    for change in further:
+        records = change(records)
     if verdicts_only:
         details = records.columns[records.columns.index("extracted") + 1 :]
         details = [name for name in details if name != "generated"]

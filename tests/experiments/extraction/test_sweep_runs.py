@@ -92,6 +92,121 @@ def test_what_one_sweep_does_not_know_is_taken_from_the_other(write):
         assert sweep_runs.load(folders).records.equals(expected)
 
 
+EVERYTHING = (
+    fake_sweeps.with_plainness,
+    fake_sweeps.with_near_misses,
+    fake_sweeps.with_anywhere,
+    fake_sweeps.with_beams,
+    fake_sweeps.with_scheme(samples=20),
+)
+SETTINGS = {"beams": 10, "temperature": 0.5, "top_k": 40, "samples": 20}
+FURTHER = (
+    *("whitespace", "entropy", "bleu", "edit_distance", "anywhere"),
+    *("beam_extracted", "beam_logprob", "beam_identical"),
+    *("scheme_logprob", "samples_extracted"),
+)
+
+
+def test_reads_what_a_sweep_may_measure_besides(write):
+    folder = write(further=EVERYTHING, config=SETTINGS, sample="uniform")
+    runs = sweep_runs.load([folder])
+    written = pl.read_parquet(folder / "records.parquet")
+    assert runs.records.select(FURTHER).equals(written.select(FURTHER))
+    assert (runs.sample, runs.masking, runs.beams) == ("uniform", "", 10)
+    assert runs.scheme == sweep_runs.Scheme(0.5, 40)
+    assert f"{runs.scheme}" == "temperature 0.5, the 40 likeliest tokens"
+    assert runs.samples == 20
+
+
+def test_what_an_older_sweep_did_not_measure_is_not_known(write):
+    runs = sweep_runs.load([write()])
+    assert runs.records.select(FURTHER).null_count().row(0) == (72,) * len(FURTHER)
+    assert runs.records["num_targets"].unique().to_list() == [50]
+    assert (runs.sample, runs.masking, runs.beams) == (None, "", 0)
+    assert (runs.scheme, runs.samples) == (None, 0)
+
+
+def test_an_older_sweep_goes_with_a_newer_one(write):
+    old = write("old", baselines={})
+    new = write(
+        "new", members={}, further=EVERYTHING, config=SETTINGS, sample="by_count"
+    )
+    runs = sweep_runs.load([old, new])
+    assert (runs.sample, runs.beams, runs.samples) == ("by_count", 10, 20)
+    by_model = runs.records.group_by("model").agg(pl.col("bleu").is_null().all())
+    assert dict(by_model.rows()) == {"small": True, "large": True, "other": False}
+
+
+def test_a_blank_filling_sweep_has_targets_of_its_own(write):
+    folder = write(
+        further=[fake_sweeps.with_masking], masking="iid", suffix_length=None
+    )
+    runs = sweep_runs.load([folder])
+    assert (runs.masking, runs.suffix_length) == ("iid", None)
+    assert set(runs.records.select("length", "num_targets").unique().rows()) == {
+        (100, 15 * 2 - 3),
+        (200, 30 * 2 - 7),
+    }
+    rewrite(folder, at("num_targets", 0, 1))
+    with pytest.raises(RunError, match="contradicts itself"):
+        sweep_runs.load([folder])
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "message"),
+    [
+        (
+            {},
+            {"masking": "iid", "suffix_length": None},
+            "to continue .* to fill blanks",
+        ),
+        ({"masking": "iid"}, {"masking": "spans"}, "masking 'iid'.*masking 'spans'"),
+        (
+            {"masking": "iid", "config": {"seed": 0}},
+            {"masking": "iid", "config": {"seed": 1}},
+            "seed 0.* seed 1",
+        ),
+        ({"sample": "uniform"}, {"sample": "by_count"}, "in sample: uniform and by_"),
+        ({"config": {"beams": 9}}, {"config": {"beams": 10}}, "in beams: 9 and 10"),
+        (
+            {"config": {"temperature": 0.5}},
+            {"config": {"top_k": 4}},
+            "in scheme: temperature 0.5 and temperature 1, the 4",
+        ),
+        (
+            {"config": {"samples": 5}},
+            {"config": {"samples": 6}},
+            "in samples: 5 and 6",
+        ),
+    ],
+)
+def test_sweeps_that_asked_other_things_are_not_merged(write, one, two, message):
+    with pytest.raises(UsageError, match=message):
+        sweep_runs.load([write("one", **one), write("two", **two)])
+
+
+def test_a_record_made_twice_may_differ_by_rounding(write):
+    one, two = write("one"), write("two")
+    records = sweep_runs.load([one]).records
+    assert records["suffix_logprob"].min() < -30
+    nearby = pl.col("suffix_logprob") * (1 + 0.9 * sweep_runs.ROUNDING)
+    rewrite(two, lambda r: r.with_columns(nearby, pl.col("min_margin") + 9e-4))
+    assert sweep_runs.load([one, two]).records.equals(records)
+    rewrite(two, lambda r: r.with_columns(nearby))
+    with pytest.raises(UsageError, match=r"differs in suffix_logprob:"):
+        sweep_runs.load([one, two])
+
+
+def test_the_same_infinity_is_no_difference(write):
+    one, two = write("one"), write("two")
+    for folder in (one, two):
+        rewrite(folder, at("suffix_logprob", 0, float("-inf")))
+    assert len(sweep_runs.load([one, two]).records) == 72
+    rewrite(two, at("suffix_logprob", 0, -1e30))
+    with pytest.raises(UsageError, match=r"differs in suffix_logprob:"):
+        sweep_runs.load([one, two])
+
+
 def test_records_that_differ_are_not_merged(write):
     one, two = write("one"), write("two")
     rewrite(two, at("min_margin", 0, -123.0))
@@ -220,6 +335,26 @@ DAMAGE = {
     "a mismatch behind the right tokens": (
         changed(at("tokens_correct", 0, -1)),
         "contradicts itself",
+    ),
+    "a share above 1": (
+        changed(lambda r: r.with_columns(bleu=pl.lit(1.5))),
+        "share outside 0 to 1",
+    ),
+    "too long a distance": (
+        changed(lambda r: r.with_columns(edit_distance=51)),
+        "distance longer than a suffix",
+    ),
+    "extracted, yet nowhere": (
+        changed(
+            lambda r: r.with_columns(anywhere=False, extracted=True).with_columns(
+                first_mismatch=50, tokens_correct=50
+            )
+        ),
+        "extracted, and yet not found anywhere",
+    ),
+    "a probability that is no number": (
+        changed(at("suffix_logprob", 0, float("nan"))),
+        "value that is no number",
     ),
     "a verdict against its mismatch": (
         changed(lambda r: r.with_columns(extracted=~pl.col("extracted"))),
