@@ -4,7 +4,11 @@ from typing import Any
 
 import tqdm
 
-from experiments.extraction import training_set_figure, trend_figures
+from experiments.extraction import (
+    infilling_figures,
+    training_set_figure,
+    trend_figures,
+)
 from experiments.extraction.report_figure import (
     Choices,
     Figure,
@@ -18,6 +22,8 @@ FIGURES: tuple[Figure[Any], ...] = (
     trend_figures.FIGURE_1A,
     trend_figures.FIGURE_1B,
     trend_figures.FIGURE_1C,
+    infilling_figures.FIGURE_4A,
+    infilling_figures.FIGURE_4B,
     training_set_figure.FIGURE_4C,
     trend_figures.FIGURE_5,
 )

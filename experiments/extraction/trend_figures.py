@@ -12,8 +12,11 @@ _NO_WINDOW = LeftOut("no window fits it")
 
 def _measure(
     trend_of: Callable[[SweepRuns, Choices], Trend],
-) -> Callable[[SweepRuns, Choices], Trend | LeftOut]:
-    def measure(runs: SweepRuns, choices: Choices) -> Trend | LeftOut:
+) -> Callable[[SweepRuns, Choices], Trend | LeftOut | None]:
+    def measure(runs: SweepRuns, choices: Choices) -> Trend | LeftOut | None:
+        # Models that fill blanks continue no prompt: Figures 4a and 4b are about them.
+        if runs.masking:
+            return None
         trend = trend_of(runs, choices)
         return trend if trend.series else _NO_WINDOW
 

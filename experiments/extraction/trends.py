@@ -89,7 +89,7 @@ def by_parameters(runs: SweepRuns, seed: int) -> Trend:
     records = protocol_records(runs)
     series = []
     for name, baseline in (("trained on the corpus", False), ("baseline", True)):
-        models = [m for m in by_size(runs.models) if m.baseline == baseline]
+        models = [m for m in _by_size(runs.models) if m.baseline == baseline]
         if models and len(records):
             series.append(_sizes(records, name, models, seed))
     return _trend(records, series, f"mean over {_lengths(records)}")
@@ -155,8 +155,7 @@ def by_length_and_context(runs: SweepRuns, bucket: int | None) -> Trend:
     return _trend(records, series, f"{model.name}, {_occurrences(records)}")
 
 
-def by_size(models: Sequence[Model]) -> list[Model]:
-    """The models, the smallest first."""
+def _by_size(models: Sequence[Model]) -> list[Model]:
     return sorted(models, key=lambda model: model.params)
 
 
