@@ -6,6 +6,7 @@ import tqdm
 
 from experiments.extraction import (
     infilling_figures,
+    plainness_figures,
     training_set_figure,
     trend_figures,
 )
@@ -26,6 +27,8 @@ FIGURES: tuple[Figure[Any], ...] = (
     infilling_figures.FIGURE_4B,
     training_set_figure.FIGURE_4C,
     trend_figures.FIGURE_5,
+    plainness_figures.WHITESPACE_FIGURE,
+    plainness_figures.ENTROPY_FIGURE,
 )
 
 
