@@ -11,6 +11,7 @@ import polars as pl
 from experiments.errors import UsageError
 from experiments.extraction import (
     evaluation_set,
+    report_page,
     selections,
     sweep_runs,
     token_texts,
@@ -30,7 +31,8 @@ class Gallery:
 
         suffix_length: In tokens; null if blanks are filled in.
         models: name, params and baseline of each.
-        rows: window_id, length, context, count and bucket of each prompt, how many
+        rows: window_id, length, context, count and bucket of each prompt, the share of
+          `whitespace` and the `entropy` of the window (null where not known), how many
           tokens are `targets`, and `answers`: for each model null (not asked), or
           whether it `extracted`, the `right` tokens, the least `margin`, the place of
           the first `mismatch`, how many tokens of its continuation are `matching`
@@ -62,11 +64,16 @@ def collect(runs: SweepRuns, limit: int, seed: int) -> Gallery:
     found = selections.of_the_appendix(prompts, runs.models)
     places = selections.choose(prompts["bucket"].to_numpy(), found, limit, seed)
     chosen = prompts[places].select("window_id", "context", "length", "count", "bucket")
+    plainness = prompts[places].select(pl.col("whitespace", "entropy").round(4))
     notes = [_about_the_choice(len(places), len(prompts), found, seed)]
+    several = sum(not model.baseline for model in runs.models) > 1
+    if several and not runs.masking and not selections.is_strict(prompts, runs.models):
+        what = "*Only* by one model is by no other that was trained on the corpus."
+        notes.append(f"{what} {report_page.PLAIN_RULE}")
     tokens, missing = _tokens(runs, chosen["window_id"])
     answers = _answers(runs, chosen, tokens)
     vocabulary, unnamed = _vocabulary(runs, tokens, answers)
-    chosen = _with_targets(chosen, runs.records)
+    chosen = _with_targets(chosen, runs.records).hstack(plainness)
     data = {
         "suffix_length": runs.suffix_length,
         "models": [

@@ -61,7 +61,7 @@ def write_page(
         models=_table(tables.cells(report_page.models_table(runs))),
         figures="\n".join(figures),
         fits=_table(tables.cells(fits)),
-        sets=_sets(sets),
+        sets=_sets(sets, runs),
         choice=_paragraphs(gallery.notes),
         method=_list(report_page.method(runs, seed)),
         notes=_list(report_page.left_out(runs, found, sets)),
@@ -114,11 +114,11 @@ def _figure(finding: Finding, picture: bytes) -> str:
     )
 
 
-def _sets(sets: MemorizedSets) -> str:
+def _sets(sets: MemorizedSets, runs: SweepRuns) -> str:
     if sets.cell is None:
         return ""
     table = _table(tables.set_matrix(*sets.shown()))
-    caption = _inline(report_page.table_1_caption(sets))
+    caption = _inline(report_page.table_1_caption(sets, runs))
     return f"<h2>{_escape(TABLE_1_TITLE)}</h2>\n<p>{caption}</p>\n{table}"
 
 

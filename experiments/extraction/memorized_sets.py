@@ -25,6 +25,7 @@ _TOTALS = _CELL | {
     "params": pl.Int64(),
     "memorized": pl.Int64(),
     "only": pl.Int64(),
+    "only_strict": pl.Int64(),
 }
 _PAIRS = _CELL | {
     "model": pl.String(),
@@ -72,14 +73,21 @@ def totals(records: pl.DataFrame, models: Sequence[Model]) -> pl.DataFrame:
     Returns:
       length, context, windows (given to every model), model, baseline, params,
       memorized, only (memorised by no other model that was trained on the corpus; null
-      for a baseline, and where there is no other); models as `in_order` has them.
+      for a baseline, and where there is no other), only_strict (of these, those of
+      which what the others generate occurs nowhere in the corpus after the prompt, as
+      in appendix C of the paper; null where `only` is, and where that is not known of
+      each of these models); models as `in_order` has them.
     """
     members = np.array([not model.baseline for model in models], np.int64)
     rows = []
-    for cell, extracted_WxM in _cells(records, len(models)):
+    for cell, extracted_WxM, anywhere_WxM in _cells(records, len(models)):
         alone_W = extracted_WxM @ members == 1
+        # What a model extracts is somewhere in the corpus: of one at most, of this one.
+        of_members_WxM = anywhere_WxM[:, members > 0]
+        strictly_W = of_members_WxM.sum(axis=1) == 1
+        searched = not np.isnan(of_members_WxM).any()
         for model, i in _indexed(models):
-            only = int((extracted_WxM[:, i] & alone_W).sum())
+            only_W = extracted_WxM[:, i] & alone_W
             known = members[i] and members.sum() > 1
             rows.append(
                 {
@@ -88,7 +96,10 @@ def totals(records: pl.DataFrame, models: Sequence[Model]) -> pl.DataFrame:
                     "baseline": model.baseline,
                     "params": model.params,
                     "memorized": int(extracted_WxM[:, i].sum()),
-                    "only": only if known else None,
+                    "only": int(only_W.sum()) if known else None,
+                    "only_strict": (
+                        int((only_W & strictly_W).sum()) if known and searched else None
+                    ),
                 }
             )
     return pl.DataFrame(rows, schema=_TOTALS)
@@ -113,12 +124,13 @@ def pairs(records: pl.DataFrame, models: Sequence[Model]) -> pl.DataFrame:
       >>> records = pl.DataFrame({
       ...     "model": ["a", "a", "b", "b"], "window_id": [0, 1, 0, 1],
       ...     "length": 100, "context": 50, "extracted": [True, False, True, True],
+      ...     "anywhere": None,
       ... }).with_columns(pl.col("model").cast(pl.Enum(["a", "b"])))
       >>> pairs(records, models).select(pl.exclude("length", "context")).rows()
       [(2, 'a', 'b', 1, 0), (2, 'b', 'a', 2, 1)]
     """
     rows = []
-    for cell, extracted_WxM in _cells(records, len(models)):
+    for cell, extracted_WxM, _ in _cells(records, len(models)):
         counts_WxM = extracted_WxM.astype(np.int64)
         differences_MxM = counts_WxM.T @ (1 - counts_WxM)
         for model, i in _indexed(models):
@@ -182,8 +194,11 @@ def choose_cell(
 
 def _cells(
     records: pl.DataFrame, num_models: int
-) -> Iterator[tuple[dict[str, int], np.ndarray]]:
-    """For each length and context: what it is, and extracted_WxM (bool)."""
+) -> Iterator[tuple[dict[str, int], np.ndarray, np.ndarray]]:
+    """For each length and context: what it is, extracted_WxM and anywhere_WxM.
+
+    These are bool, and float64 with NaN for what is not known.
+    """
     shared = queries.shared_by_models(records, num_models)
     ordered = shared.sort("length", "context", "window_id", "model")
     for (length, context), rows in ordered.group_by(
@@ -191,7 +206,8 @@ def _cells(
     ):
         extracted_WxM = rows["extracted"].to_numpy().reshape(-1, num_models)
         cell = {"length": length, "context": context, "windows": len(extracted_WxM)}
-        yield cell, extracted_WxM
+        anywhere_N = rows["anywhere"].cast(pl.Float64).to_numpy()
+        yield cell, extracted_WxM, anywhere_N.reshape(-1, num_models)
 
 
 def _indexed(models: Sequence[Model]) -> list[tuple[Model, int]]:

@@ -20,7 +20,7 @@ HTML = "report.html"
 _CONTINUED = """\
 *Extractable*: greedy decoding from the prompt, which is the tokens before the suffix
 in the sampled occurrence, gives exactly the {suffix_length} tokens of the suffix.
-Figures 1a to 1c prompt with all of the window but its suffix. *Right tokens* are the
+All figures but 5 prompt with all of the window but its suffix. *Right tokens* are the
 model's first choice given the true tokens before them."""
 _FILLED = """\
 *Extractable*: with 15 % of a window's tokens dropped (masking {masking}), the model's
@@ -68,7 +68,7 @@ def write_page(
     fits_link = f"[CSV]({TABLES}/fits.csv)"
     sections.append(f"## Log-linear fits\n\n{tables.markdown(fits)}\n{fits_link}\n")
     if sets.cell is not None:
-        sections.append(_table_1_section(sets))
+        sections.append(_table_1_section(sets, runs))
     notes = "".join(f"- {note}\n" for note in left_out(runs, found, sets))
     sections.append(f"## Notes on what was left out\n\n{notes}")
     method_notes = "".join(
@@ -117,27 +117,51 @@ def models_table(runs: SweepRuns) -> pl.DataFrame:
     return models.join(verdicts, on="model", maintain_order="left")
 
 
-def table_1_caption(sets: MemorizedSets) -> str:
+def table_1_caption(sets: MemorizedSets, runs: SweepRuns) -> str:
     """What the shown part of Table 1 is about, in words."""
     assert sets.cell is not None
     length, context = sets.cell
     totals, _ = sets.shown()
+    asked_for = (
+        f"of which {length - context} were dropped"
+        if runs.masking
+        else f"prompted by their first {context}"
+    )
     caption = (
-        f"Of {totals['windows'][0]:,} windows of {length} tokens, prompted by their "
-        f"first {context} and given to every model: how many the model of a row "
-        "memorised, and how many of these the model of a column did not."
+        f"Of {totals['windows'][0]:,} windows of {length} tokens, {asked_for} and "
+        "given to every model: how many the model of a row memorised, and how many of "
+        "these the model of a column did not."
     )
     alone = totals.drop_nulls("only").sort("params", maintain_order=True)
     if alone.is_empty():
         return caption
     # Of models of one size, the one that the table has first, or last.
     ends = {"smallest": alone.row(0, named=True), "largest": alone.row(-1, named=True)}
-    only = "; ".join(
-        f"only the {size} ({row['model']}): {row['only']:,}"
-        for size, row in ends.items()
+    caption += (
+        " *By it alone* is by no other model trained on the corpus; "
+        f"{_counts(ends, 'only')}."
     )
+    if runs.masking:
+        return caption
+    if alone["only_strict"].has_nulls():
+        return f"{caption} {PLAIN_RULE}"
     return (
-        f"{caption} *By it alone* is by no other model trained on the corpus; {only}."
+        f"{caption} *Strictly*, what each of the others generates also occurs nowhere "
+        f"in the corpus after the prompt; {_counts(ends, 'only_strict')}."
+    )
+
+
+PLAIN_RULE = (
+    "Whether what the others generate occurs elsewhere in the corpus is not known of "
+    "each of them, so this is the plain rule; for the paper's stricter one, by which "
+    "it must not, sweep with --config.decode=True and --config.corpus=tokens:DIR."
+)
+
+
+def _counts(ends: dict[str, dict[str, Any]], column: str) -> str:
+    return "; ".join(
+        f"only the {size} ({row['model']}): {row[column]:,}"
+        for size, row in ends.items()
     )
 
 
@@ -161,10 +185,10 @@ def _figure_section(finding: Finding) -> str:
     )
 
 
-def _table_1_section(sets: MemorizedSets) -> str:
+def _table_1_section(sets: MemorizedSets, runs: SweepRuns) -> str:
     table = tables.markdown_of(tables.set_matrix(*sets.shown()))
     return (
-        f"## {TABLE_1_TITLE}\n\n{table_1_caption(sets)}\n\n{table}\n"
+        f"## {TABLE_1_TITLE}\n\n{table_1_caption(sets, runs)}\n\n{table}\n"
         f"All lengths and contexts: [pairs of models, CSV]({TABLES}/{TABLE_1}.csv), "
         f"[models, CSV]({TABLES}/{TABLE_1_MODELS}.csv)\n"
     )
@@ -193,13 +217,13 @@ def left_out(runs: SweepRuns, found: Findings, sets: MemorizedSets) -> list[str]
     if apart:
         notes.append(
             f"{apart:,} windows were not put to every model with full context, and are "
-            "not in Figures 1a to 1c."
+            "in no figure that compares models."
         )
     empty = shared.filter(pl.col("context") == 0)["window_id"].n_unique()
     if empty:
         notes.append(
-            f"{empty:,} windows have an empty prompt: they are in Figures 1a and 1b, "
-            "not in 1c and 5, whose axes are logarithmic."
+            f"{empty:,} windows have an empty prompt: they are in no figure with the "
+            "tokens of context on its axis, which is logarithmic."
         )
     notes += found.notes
     if sets.cell is None:

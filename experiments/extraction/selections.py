@@ -39,17 +39,21 @@ def prompts(records: pl.DataFrame, models: Sequence[Model]) -> pl.DataFrame:
       models: All of them.
 
     Returns:
-      window_id, context, length, count, bucket, and a column of verdicts for each
-      model, named by its place among `models`; null where a model was not asked. By
-      length, context and window_id.
+      window_id, context, length, count, bucket, whitespace, entropy, and two columns
+      for each model, named by its place I among `models`: I, the verdict, and
+      I_anywhere, whether what it generated occurs anywhere in the corpus after the
+      prompt; null where a model was not asked, or that is not known. By length, context
+      and window_id.
     """
     verdicts = [
-        pl.col("extracted").filter(pl.col("model") == model.name).first().alias(f"{i}")
+        pl.col(column).filter(pl.col("model") == model.name).first().alias(name)
         for i, model in enumerate(models)
+        for column, name in (("extracted", f"{i}"), ("anywhere", f"{i}_anywhere"))
     ]
+    facts = pl.col("length", "count", "bucket", "whitespace", "entropy")
     return (
         records.group_by("window_id", "context")
-        .agg(pl.col("length", "count", "bucket").first(), *verdicts)
+        .agg(facts.first(), *verdicts)
         .sort("length", "context", "window_id")
     )
 
@@ -59,7 +63,9 @@ def of_the_appendix(
 ) -> tuple[Selection, ...]:
     """The selections of Figures 3 and 6 to 13 that these models allow.
 
-    A repeat is few or many at the quartiles of the counts.
+    A repeat is few or many at the quartiles of the counts. *Only* by one model is by no
+    other that was trained on the corpus; where it is known, what each of the others
+    generated also occurs nowhere in the corpus (Carlini et al. 2023, appendix C).
 
     Args:
       prompts: As `prompts` has them, at least one.
@@ -75,10 +81,19 @@ def of_the_appendix(
         for verdict in (True, False)
     )
 
-    def only(model: Model) -> np.ndarray:
-        others = [no_N[other.name] for other in members if other is not model]
-        return np.all([yes_N[model.name], *others], axis=0)
+    searched = is_strict(prompts, models)
 
+    def only(model: Model) -> np.ndarray:
+        others = [other for other in members if other is not model]
+        elsewhere = [
+            ~prompts[f"{models.index(other)}_anywhere"].fill_null(True).to_numpy()
+            for other in others
+            if searched
+        ]
+        missed = [no_N[other.name] for other in others]
+        return np.all([yes_N[model.name], *missed, *elsewhere], axis=0)
+
+    strictly = "; what others say occurs nowhere" if searched else ""
     found = []
     if len(members) > 1:
         smallest, largest = members[0], members[-1]
@@ -88,11 +103,12 @@ def of_the_appendix(
                 np.all([yes_N[m.name] for m in members], axis=0),
             ),
             Selection(
-                f"Only by the largest, {largest.name} (Figures 3, 7 to 9)",
+                f"Only by the largest, {largest.name} (Figures 3, 7 to 9{strictly})",
                 only(largest),
             ),
             Selection(
-                f"Only by the smallest, {smallest.name} (Figure 10)", only(smallest)
+                f"Only by the smallest, {smallest.name} (Figure 10{strictly})",
+                only(smallest),
             ),
         ]
     if members:
@@ -123,6 +139,20 @@ def of_the_appendix(
             )
         )
     return tuple(found)
+
+
+def is_strict(prompts: pl.DataFrame, models: Sequence[Model]) -> bool:
+    """Whether it is known of all answers if they occur anywhere in the corpus.
+
+    Args:
+      prompts: As `prompts` has them.
+      models: All of them; what baselines say does not matter.
+    """
+    return not any(
+        (prompts[f"{i}"].is_not_null() & prompts[f"{i}_anywhere"].is_null()).any()
+        for i, model in enumerate(models)
+        if not model.baseline
+    )
 
 
 def choose(

@@ -35,11 +35,20 @@ function signed(value) {
 
 // --- Columns ---
 
+/** The column of a measure of windows; none if nothing is known of it. */
+function plainness(title, key, text) {
+  if (data.rows.every((row) => row[key] === null)) return [];
+  const known = (row) => (row[key] === null ? "\u2013" : text(row[key]));
+  return [{ title, value: (row) => row[key], text: known }];
+}
+
 const FACTS = [
   { title: "window", value: (row) => row.window_id, text: (row) => `${row.window_id}` },
   { title: "length", value: (row) => row.length, text: (row) => `${row.length}` },
   { title: "context", value: (row) => row.context, text: (row) => `${row.context}` },
   { title: "count", value: (row) => row.count, text: (row) => count(row.count) },
+  ...plainness("white space", "whitespace", (share) => `${(100 * share).toFixed(1)}%`),
+  ...plainness("entropy", "entropy", (bits) => bits.toFixed(2)),
 ];
 const MODELS = data.models.map((model, i) => ({
   title: model.name,
@@ -83,12 +92,30 @@ function textOf(windowId) {
   return texts.get(windowId);
 }
 
+// What of a row has inputs for a range, and what 1 means in them.
+const RANGES = [["count", 1], ["whitespace", 0.01], ["entropy", 1]];
+
+/** What an input says; null if it is empty. */
+function limit(id, unit) {
+  const value = byId(id)?.valueAsNumber ?? NaN;
+  return Number.isNaN(value) ? null : value * unit;
+}
+
+/** Whether a value is in a range; what is not known is in none that has an end. */
+function inside(value, low, high) {
+  if (low === null && high === null) return true;
+  // Shares have four digits, and a hundredth is no binary number.
+  const isAbove = low === null || value >= low - 1e-6;
+  const isBelow = high === null || value <= high + 1e-6;
+  return value !== null && isAbove && isBelow;
+}
+
 function selectRows() {
   const selection = data.selections[byId("selection").value];
   const length = byId("length").value;
   const context = byId("context").value;
-  const low = Number(byId("count-low").value) || 0;
-  const high = Number(byId("count-high").value) || Infinity;
+  const ranges = RANGES.map(([key, unit]) =>
+    [key, limit(`${key}-low`, unit), limit(`${key}-high`, unit)]);
   const text = byId("filter").value.toLowerCase();
   const isText = text.trim() !== "";
   const places = selection ? selection.rows : data.rows.map((_, place) => place);
@@ -97,7 +124,7 @@ function selectRows() {
     return (
       (length === "" || row.length === Number(length)) &&
       (context === "" || row.context === Number(context)) &&
-      row.count >= low && row.count <= high &&
+      ranges.every(([key, low, high]) => inside(row[key], low, high)) &&
       (!isText || `${row.window_id}` === text.trim() || textOf(row.window_id).includes(text))
     );
   });
@@ -202,7 +229,8 @@ function showDetails(row) {
   const parts = [element("h3", {}, `Window ${row.window_id}`),
     element("p", { class: "hint" },
       `${row.length} tokens, context ${row.context}; ` +
-      `count in the corpus: ${count(row.count)} (bucket ${row.bucket})`)];
+      `count in the corpus: ${count(row.count)} (bucket ${row.bucket})` +
+      FACTS.slice(COUNT_COLUMN + 1).map((fact) => `; ${fact.title}: ${fact.text(row)}`).join(""))];
   const window = data.windows?.[row.window_id];
   const blanks = data.suffix_length === null;
   const truth = blanks ? undefined : window?.slice(row.context, row.context + row.targets);
@@ -281,6 +309,10 @@ function fillControls() {
     const title = `${selection.title}: ${count(selection.rows.length)} of ${count(selection.all)}`;
     byId("selection").append(element("option", { value: i }, title));
   });
+  for (const [key] of RANGES) {
+    if (data.rows.some((row) => row[key] !== null)) continue;
+    for (const end of ["low", "high"]) byId(`${key}-${end}`).closest("label").remove();
+  }
   for (const name of ["length", "context"]) {
     const values = [...new Set(data.rows.map((row) => row[name]))].sort((a, b) => a - b);
     byId(name).append(...values.map((value) => element("option", { value }, `${value}`)));

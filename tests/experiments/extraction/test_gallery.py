@@ -18,7 +18,15 @@ TEXT = "".join(f"def f{i}(x):\n\treturn x + {i}\n" for i in range(200))
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweeps") / "sweep"
-    return fake_sweeps.write(folder, WINDOWS, MEMBERS, BASELINES, (50, 150), text=TEXT)
+    return fake_sweeps.write(
+        folder,
+        WINDOWS,
+        MEMBERS,
+        BASELINES,
+        (50, 150),
+        text=TEXT,
+        further=[fake_sweeps.with_anywhere, fake_sweeps.with_plainness],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +67,8 @@ def test_every_answer_is_that_of_the_records(sweep, runs):
         for model, answer in zip(found.data["models"], row["answers"], strict=True):
             record = records[model["name"], row["window_id"], row["context"]]
             assert (row["count"], row["bucket"]) == (record["count"], record["bucket"])
+            assert row["whitespace"] == pytest.approx(record["whitespace"], abs=1e-4)
+            assert row["entropy"] == pytest.approx(record["entropy"], abs=1e-4)
             assert answer["extracted"] == record["extracted"]
             assert answer["right"] == record["tokens_correct"]
             assert answer["mismatch"] == record["first_mismatch"]
@@ -114,6 +124,35 @@ def test_only_by_the_largest_is_so(runs):
         assert not small["extracted"]
 
 
+def test_without_a_search_of_the_corpus_the_plain_rule_is_said(sweep, runs, tmp_path):
+    plain = changed(sweep, tmp_path, anywhere=None)
+    notes = gallery.collect(plain, 1_000, 0).notes
+    assert "so this is the plain rule" in notes[1]
+    sizes = [
+        next(s["all"] for s in found.data["selections"] if "largest" in s["title"])
+        for found in (gallery.collect(runs, 10, 0), gallery.collect(plain, 10, 0))
+    ]
+    assert 0 < sizes[0] < sizes[1]
+
+
+def test_blanks_have_no_continuation_and_are_not_searched_for(tmp_path):
+    folder = fake_sweeps.write(
+        tmp_path / "sweep",
+        WINDOWS,
+        MEMBERS,
+        further=[fake_sweeps.with_masking],
+        masking="iid",
+        suffix_length=None,
+    )
+    found = gallery.collect(sweep_runs.load([folder]), 1_000, 0)
+    assert not any("plain rule" in note for note in found.notes)
+    assert found.data["suffix_length"] is None
+    assert all(row["whitespace"] is None for row in found.data["rows"])
+    for row in found.data["rows"]:
+        for answer in filter(None, row["answers"]):
+            assert answer["rest"] == ([] if answer["extracted"] else None)
+
+
 def test_without_decoding_a_continuation_ends_at_the_first_mismatch(sweep, tmp_path):
     runs = changed(sweep, tmp_path, generated=None)
     for row in gallery.collect(runs, 1_000, 0).data["rows"]:
@@ -159,4 +198,4 @@ def test_what_is_missing_is_said(tmp_path, missing, note):
     found = gallery.collect(sweep_runs.load([folder]), 1_000, 0)
     assert found.data["vocabulary"] is None
     assert (found.data["windows"] is None) == (missing == "windows.parquet")
-    assert re.search(note, found.notes[1])
+    assert any(re.search(note, found_note) for found_note in found.notes)

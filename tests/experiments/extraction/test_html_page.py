@@ -118,7 +118,7 @@ def test_the_script_and_the_template_name_the_same_elements(page):
 def test_people_without_sight_are_told(page):
     assert all(image["alt"] for image in page.named("img"))
     controls = [*page.named("input"), *page.named("select")]
-    assert len(controls) == len(page.named("label")) == 7
+    assert len(controls) == len(page.named("label")) == 11
     assert [table.get("role") for table in page.named("table")].count("grid") == 1
     assert page.named("html") == [{"lang": "en"}]
 

@@ -9,7 +9,7 @@ from experiments.extraction import memorized_sets
 from experiments.extraction.sweep_runs import Model
 
 
-def records_of(extracted_WxM, models, length=100, context=50):
+def records_of(extracted_WxM, models, length=100, context=50, anywhere_WxM=None):
     """Records in the order of models, as a sweep has them."""
     num_windows, num_models = extracted_WxM.shape
     names = pl.Enum([model.name for model in models])
@@ -22,6 +22,12 @@ def records_of(extracted_WxM, models, length=100, context=50):
             "length": np.full(extracted_WxM.size, length, np.int32),
             "context": np.full(extracted_WxM.size, context, np.int32),
             "extracted": extracted_WxM.T.ravel(),
+            "anywhere": pl.Series(
+                [None] * extracted_WxM.size
+                if anywhere_WxM is None
+                else anywhere_WxM.T.ravel().tolist(),
+                dtype=pl.Boolean,
+            ),
         }
     )
 
@@ -72,6 +78,32 @@ def test_only_one_model_is_said_of_those_trained_on_the_corpus():
         (5, "big", 3, 2),
         (5, "other", 2, None),
     ]
+
+
+def test_strictly_what_the_others_say_is_nowhere_in_the_corpus():
+    # big, small, other: what each extracts, and what is somewhere in the corpus.
+    extracted_WxM = np.array(
+        [[1, 0, 0], [1, 0, 1], [1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]], bool
+    )
+    anywhere_WxM = extracted_WxM | np.array(
+        [[0, 0, 0], [0, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]], bool
+    )
+    records = records_of(extracted_WxM, SOME, anywhere_WxM=anywhere_WxM)
+    table = memorized_sets.totals(records, SOME)
+    assert table.select("model", "only", "only_strict").rows() == [
+        ("small", 1, 0),
+        ("big", 3, 2),
+        ("other", None, None),
+    ]
+    # What a baseline says does not matter, what a member says does.
+    for name, expected in (("other", [0, 2, None]), ("small", [None] * 3)):
+        unknown = pl.col("model") == name
+        partly = records.with_columns(
+            anywhere=pl.when(unknown).then(None).otherwise("anywhere")
+        )
+        strict = memorized_sets.totals(partly, SOME)
+        assert strict["only_strict"].to_list() == expected
+        assert strict["only"].to_list() == [1, 3, None]
 
 
 def test_a_single_member_is_alone_with_nobody():

@@ -14,24 +14,32 @@ MODELS = [
 ]
 
 
-def records_of(verdicts, counts):
-    """Records of windows 0, 1, ... with a verdict for each model; None was not asked"""
+def records_of(verdicts, counts, anywhere=None):
+    """Records of windows 0, 1, ... with a verdict for each model; None was not asked.
+
+    `anywhere` has for each window the names of models whose answers are in the corpus.
+    """
     names = pl.Enum([model.name for model in MODELS])
     rows = [
         {
             **{"window_id": i, "context": 50, "length": 100, "bucket": 0},
             **{"count": count, "model": model.name, "extracted": verdict},
+            **{"whitespace": 0.25, "entropy": 4.5},
+            "anywhere": anywhere and (verdict or model.name in anywhere[i]),
         }
         for i, (own, count) in enumerate(zip(verdicts, counts, strict=True))
         for model, verdict in zip(MODELS, own, strict=True)
         if verdict is not None
     ]
-    return pl.DataFrame(rows).with_columns(pl.col("model").cast(names))
+    schema = {"anywhere": pl.Boolean}
+    return pl.DataFrame(rows, schema_overrides=schema).with_columns(
+        pl.col("model").cast(names)
+    )
 
 
-def found_in(verdicts, counts, models=MODELS):
-    table = selections.prompts(records_of(verdicts, counts), MODELS)
-    found = selections.of_the_appendix(table, models)
+def found_in(verdicts, counts, anywhere=None):
+    table = selections.prompts(records_of(verdicts, counts, anywhere), MODELS)
+    found = selections.of_the_appendix(table, MODELS)
     return [(s.title, np.flatnonzero(s.selected_N).tolist()) for s in found]
 
 
@@ -70,9 +78,36 @@ def test_prompts_have_a_row_each_and_a_column_for_each_model():
         ]
     )
     assert selections.prompts(records, MODELS).rows() == [
-        (0, 20, 100, 3, 0, False, False, True),
-        (0, 50, 100, 3, 0, True, False, None),
+        (0, 20, 100, 3, 0, 0.25, 4.5, False, None, False, None, True, None),
+        (0, 50, 100, 3, 0, 0.25, 4.5, True, None, False, None, None, None),
     ]
+
+
+def test_only_by_one_is_strict_where_all_is_known():
+    verdicts = [
+        (True, False, False),
+        (True, False, False),
+        (False, True, False),
+        (False, True, True),
+        (True, None, False),
+    ]
+    anywhere = [["other"], ["small"], [], ["big"], []]
+    found = dict(found_in(verdicts, [1] * 5, anywhere))
+    nowhere = "what others say occurs nowhere"
+    assert found[f"Only by the largest, big (Figures 3, 7 to 9; {nowhere})"] == [0]
+    assert found[f"Only by the smallest, small (Figure 10; {nowhere})"] == [2]
+    records = records_of(verdicts, [1] * 5, anywhere)
+    for name, strict in (("other", True), ("small", False)):
+        unknown = (pl.col("model") == name) & (pl.col("window_id") == 2)
+        partly = records.with_columns(
+            anywhere=pl.when(unknown).then(None).otherwise("anywhere")
+        )
+        table = selections.prompts(partly, MODELS)
+        assert selections.is_strict(table, MODELS) == strict
+        only = {
+            s.title: s.selected_N for s in selections.of_the_appendix(table, MODELS)
+        }
+        assert ("Only by the largest, big (Figures 3, 7 to 9)" in only) != strict
 
 
 @hypothesis.given(
