@@ -13,6 +13,7 @@ import ml_collections
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from experiments import tuple_flags
 from experiments.errors import RunError, UsageError, one_line
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
@@ -28,6 +29,7 @@ def run(main: Callable[[], None], config_keys: Sequence[str]) -> None:
       main: The program.
       config_keys: The keys of its config, named to whoever misses one.
     """
+    tuple_flags.register()
     app.run(
         lambda _: sys.exit(_guarded(main)),
         flags_parser=lambda argv: _parse_flags(argv, config_keys),

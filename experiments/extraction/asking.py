@@ -12,8 +12,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.extraction import decoding, early_rejection, verdicts
-from experiments.extraction.verdicts import Scores
+from experiments.extraction import (
+    beam_search,
+    decoding,
+    early_rejection,
+    infilling,
+    sampled_decoding,
+    verdicts,
+)
+from experiments.extraction.sampled_decoding import SamplingScheme
+from experiments.extraction.verdicts import SUFFIX_LENGTH, Scores
+
+# Of one prompt. More draws are made in several turns, which bounds the memory.
+_DRAWS_AT_ONCE = 128
 
 Progress = Callable[[int], object]
 """Called with the number of windows that are done since it was last called."""
@@ -22,8 +33,9 @@ Progress = Callable[[int], object]
 class Asker:
     """What one model says about windows.
 
-    The methods take windows tokens_NxT i32 with the prompt first. Matrix products have
-    the precision of the caller's `jax.default_matmul_precision`.
+    Of a causal language model; `blanks` is of a T5. The methods take windows tokens_NxT
+    i32 with the prompt first. Matrix products have the precision of the caller's
+    `jax.default_matmul_precision`.
 
     Attributes:
       compile_seconds: What tracing and compiling took so far.
@@ -33,7 +45,7 @@ class Asker:
         """Compiles nothing yet.
 
         Args:
-          model: A causal language model of `experiments.models`.
+          model: A language model of `experiments.models`.
           params: Its parameters.
           batch_size: B, of every program.
         """
@@ -52,16 +64,38 @@ class Asker:
         tokens_NxT: np.ndarray,
         contexts: tuple[int, ...],
         progress: Progress = lambda _: None,
+        *,
+        scheme: SamplingScheme | None = None,
     ) -> Scores:
-        """Scores of the suffixes after each of K contexts, [N, K, 50]."""
-        batches = []
-        for num_rows, tokens_BxT in _batches(tokens_NxT, self._batch_size):
-            scores = self._run(verdicts.score, tokens_BxT, contexts=contexts)
-            batches.append(
-                jax.tree.map(lambda x, n=num_rows: np.asarray(x)[:n], scores)
+        """Scores of the suffixes after each of K contexts, [N, K, 50].
+
+        Args:
+          tokens_NxT: Windows.
+          contexts: Lengths of the prompts.
+          progress: See `Progress`.
+          scheme: Scores are those of drawing by it; None: of the model as it is.
+        """
+
+        def score(tokens_BxT: np.ndarray) -> Scores:
+            if scheme is None:
+                return self._run(verdicts.score, tokens_BxT, contexts=contexts)
+            return self._run(
+                sampled_decoding.score, tokens_BxT, contexts=contexts, scheme=scheme
             )
-            progress(num_rows)
-        return jax.tree.map(lambda *xs: np.concatenate(xs), *batches)
+
+        return self._in_batches(score, progress, tokens_NxT)
+
+    def blanks(
+        self, batch: infilling.Batch, progress: Progress = lambda _: None
+    ) -> Scores:
+        """Scores of the targets of N windows with blanks, [N, T]; not all count."""
+        return self._in_batches(
+            functools.partial(self._run, infilling.score),
+            progress,
+            batch.inputs_NxS,
+            batch.num_inputs_N,
+            batch.targets_NxT,
+        )
 
     def generate(
         self,
@@ -73,13 +107,89 @@ class Asker:
 
         From where logits are NaN on, it is the vocabulary's size, which is no id.
         """
-        batches = []
-        prompts_NxC = tokens_NxT[:, :context]
-        for num_rows, prompts_BxC in _batches(prompts_NxC, self._batch_size):
-            generated_Bx50 = self._run(decoding.generate, prompts_BxC)
-            batches.append(np.asarray(generated_Bx50)[:num_rows])
-            progress(num_rows)
-        return np.concatenate(batches)
+        generate = functools.partial(self._run, decoding.generate)
+        return self._in_batches(generate, progress, tokens_NxT[:, :context])
+
+    def best_of_beams(
+        self,
+        tokens_NxT: np.ndarray,
+        context: int,
+        num_beams: int,
+        progress: Progress = lambda _: None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The most likely continuations that a beam search finds.
+
+        Args:
+          tokens_NxT: Windows.
+          context: Length of the prompt.
+          num_beams: How many continuations are followed.
+          progress: See `Progress`.
+
+        Returns:
+          i32[N, 50], and f32[N], the natural log of their probability, NaN where logits
+          are not finite.
+        """
+
+        def search(prompts_BxC: np.ndarray) -> tuple[jax.Array, jax.Array]:
+            beams = self._run(
+                beam_search.search, prompts_BxC, num_beams=num_beams, num_returned=1
+            )
+            return beams.tokens_PxNxT[:, 0], beams.scores_PxN[:, 0]
+
+        return self._in_batches(search, progress, tokens_NxT[:, :context])
+
+    def times_drawn(
+        self,
+        tokens_NxT: np.ndarray,
+        window_ids_N: np.ndarray,
+        context: int,
+        num_draws: int,
+        scheme: SamplingScheme,
+        seed: int,
+        progress: Progress = lambda _: None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """How often the suffix comes, of so many continuations drawn at random.
+
+        Args:
+          tokens_NxT: Windows.
+          window_ids_N: Of the windows, which decide with seed and context what is
+            drawn.
+          context: Length of the prompt.
+          num_draws: Of each window.
+          scheme: How tokens are drawn.
+          seed: An integer >= 0.
+          progress: See `Progress`.
+
+        Returns:
+          i32[N], and bool[N], whether the logits are finite.
+        """
+        turns = -(-num_draws // _DRAWS_AT_ONCE)
+        # Of one size; the last turns may make some draws that do not count.
+        trials_TxM = np.arange(turns * -(-num_draws // turns)).reshape(turns, -1)
+        vocabulary_size = self._model.config.vocabulary_size
+
+        def draw(
+            tokens_BxT: np.ndarray, window_ids_B: np.ndarray
+        ) -> tuple[np.ndarray, np.ndarray]:
+            prompts_BxC, rest_BxR = np.split(tokens_BxT, [context], axis=1)
+            suffix_Bx1xS = rest_BxR[:, None, :SUFFIX_LENGTH]
+            times_B = np.zeros(len(tokens_BxT), np.int32)
+            is_finite_B = np.ones(len(tokens_BxT), bool)
+            for trials_M in trials_TxM:
+                keys_BxM = sampled_decoding.draw_keys(
+                    seed, context, window_ids_B, trials_M
+                )
+                drawn_BxMxS = np.asarray(
+                    self._run(
+                        sampled_decoding.sample, prompts_BxC, keys_BxM, scheme=scheme
+                    )
+                )
+                is_true_BxM = (drawn_BxMxS == suffix_Bx1xS).all(axis=-1)
+                times_B += is_true_BxM[:, trials_M < num_draws].sum(axis=1)
+                is_finite_B &= (drawn_BxMxS < vocabulary_size).all(axis=(1, 2))
+            return times_B, is_finite_B
+
+        return self._in_batches(draw, progress, tokens_NxT, window_ids_N)
 
     def extractable(
         self,
@@ -134,6 +244,19 @@ class Asker:
             least = early_rejection.least_margin(rest)[:num_left]
             margin_B[rows] = np.minimum(margin_B[rows], least)
         return margin_B
+
+    def _in_batches(
+        self, function: Callable[..., Any], progress: Progress, *rows: np.ndarray
+    ) -> Any:
+        """`function(*rows)`, from a batch after another; trees of arrays [N, ...]."""
+        batches = []
+        for num_rows, index_B in _batches(np.arange(len(rows[0])), self._batch_size):
+            result = function(*(x[index_B] for x in rows))
+            batches.append(
+                jax.tree.map(lambda x, n=num_rows: np.asarray(x)[:n], result)
+            )
+            progress(num_rows)
+        return jax.tree.map(lambda *xs: np.concatenate(xs), *batches)
 
     def _run(self, function: Callable[..., Any], *arrays: Any, **static: Any) -> Any:
         """`function(model, params, *arrays, **static)`, compiled at the first call."""

@@ -19,42 +19,26 @@ are not scored, so there is one shape, and one program, for each length.
 Names of axes: N windows, L their length, B windows in a batch, S inputs, T targets.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.errors import RunError, UsageError
+from experiments.errors import UsageError
 from experiments.extraction import row_groups, span_corruption, verdicts
-from experiments.extraction.span_corruption import Blanks, Masking
+from experiments.extraction.span_corruption import Masking
 from experiments.extraction.verdicts import Scores, Verdicts
-from experiments.models.sentinels import T5_SENTINELS, Sentinels
-from experiments.models.t5 import T5
+from experiments.models.sentinels import Sentinels
 
 # Targets are filled up to a multiple of this, so that logits can be computed in blocks.
 _BLOCK = 16
 
 
-@dataclasses.dataclass(frozen=True)
-class Infillings:
-    """Verdicts on N windows.
-
-    Attributes:
-      verdicts: Arrays of shape [N]; what is a suffix there are the scored targets here,
-        so `first_mismatch` is `num_targets` if there is none.
-      num_targets: i32[N], how many targets are scored: the dropped tokens, a sentinel
-        for each blank, and what ends the last one.
-    """
-
-    verdicts: Verdicts
-    num_targets: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Windows with blanks, filled up to common lengths.
 
     Attributes:
@@ -70,74 +54,31 @@ class Batch:
     num_targets_N: np.ndarray
 
 
-def infill(
-    model: T5,
-    params: Any,
+def check_windows(
     tokens_NxL: np.ndarray,
     window_ids_N: Sequence[int] | np.ndarray,
     *,
     seed: int,
-    masking: Masking = "iid",
-    sentinels: Sentinels = T5_SENTINELS,
-    batch_size: int = 32,
-    progress: Callable[[int], object] = lambda _: None,
-) -> Infillings:
-    """Judges whether a model fills one random set of blanks of each window perfectly.
-
-    Matrix products have the precision of the caller's `jax.default_matmul_precision`.
+    masking: Masking,
+    sentinels: Sentinels,
+) -> None:
+    """Raises the `UsageError` that `make_blanks` would, for less.
 
     Args:
-      model: A T5.
-      params: Its parameters.
-      tokens_NxL: Token ids, at least one window.
-      window_ids_N: Of the windows, which decide with the seed where blanks are.
+      tokens_NxL: Token ids.
+      window_ids_N: Of the windows.
       seed: An integer >= 0.
-      masking: How tokens are dropped, see `experiments.extraction.span_corruption`.
-      sentinels: Their ids in this model's vocabulary.
-      batch_size: B; a last batch that is not full is filled up.
-      progress: Called with the number of windows done since it was last called.
-
-    Raises:
-      UsageError: Tokens or sentinels beyond the vocabulary, a window with a sentinel in
-        it or with more blanks than there are sentinels.
-      RunError: Logits are not finite.
+      masking: How tokens are dropped.
+      sentinels: Their ids.
     """
-    vocabulary_size = model.config.vocabulary_size
-    if sentinels.first >= vocabulary_size:
-        raise UsageError(
-            f"the first sentinel is {sentinels.first}, but the model has only the "
-            f"tokens below {vocabulary_size}: give the id of its own first sentinel"
-        )
-    if not 0 <= tokens_NxL.min() <= tokens_NxL.max() < vocabulary_size:
-        raise UsageError(
-            f"windows have tokens from {tokens_NxL.min()} to {tokens_NxL.max()}, "
-            f"expected 0 to {vocabulary_size - 1}, the model's: give windows that were "
-            "made with its tokenizer"
-        )
-    batch = make_blanks(
-        tokens_NxL,
-        window_ids_N,
-        seed=seed,
-        masking=masking,
-        sentinels=sentinels,
-        eos_id=model.config.eos_id,
-        pad_id=model.config.pad_id,
-    )
-    parts = []
-    for start in range(0, len(tokens_NxL), batch_size):
-        rows = np.arange(start, min(start + batch_size, len(tokens_NxL)))
-        filled = np.resize(rows, batch_size)
-        scores = _compiled_score(
-            model,
-            params,
-            batch.inputs_NxS[filled],
-            batch.num_inputs_N[filled],
-            batch.targets_NxT[filled],
-        )
-        parts.append(jax.tree.map(np.asarray, scores))
-        progress(len(rows))
-    scores = jax.tree.map(lambda *xs: np.concatenate(xs)[: len(tokens_NxL)], *parts)
-    return judge(scores, batch.num_targets_N, window_ids_N)
+    holds_sentinel_N = span_corruption.is_sentinel(tokens_NxL, sentinels).any(axis=1)
+    length = tokens_NxL.shape[1]
+    are_enough = span_corruption.most_blanks(masking, length) < sentinels.number
+    for row in np.flatnonzero(holds_sentinel_N | (not are_enough)):
+        window_id = int(window_ids_N[int(row)])
+        dropped_L = span_corruption.mask(masking, seed, window_id, length)
+        with _about(window_id):
+            span_corruption.corrupt(tokens_NxL[row], dropped_L, sentinels, eos_id=0)
 
 
 def make_blanks(
@@ -175,7 +116,9 @@ def make_blanks(
     for row, (tokens_L, window_id) in enumerate(
         zip(tokens_NxL, window_ids_N, strict=True)
     ):
-        blanks = _blanks_of(tokens_L, int(window_id), seed, masking, sentinels, eos_id)
+        dropped_L = span_corruption.mask(masking, seed, int(window_id), length)
+        with _about(window_id):
+            blanks = span_corruption.corrupt(tokens_L, dropped_L, sentinels, eos_id)
         scored = blanks.targets_T[: blanks.num_scored]
         inputs_NxS[row, : len(blanks.inputs_S)] = blanks.inputs_S
         targets_NxT[row, : len(scored)] = scored
@@ -183,17 +126,11 @@ def make_blanks(
     return Batch(inputs_NxS, lengths_Nx2[:, 0], targets_NxT, lengths_Nx2[:, 1])
 
 
-def _blanks_of(
-    tokens_L: np.ndarray,
-    window_id: int,
-    seed: int,
-    masking: Masking,
-    sentinels: Sentinels,
-    eos_id: int,
-) -> Blanks:
-    dropped_L = span_corruption.mask(masking, seed, window_id, len(tokens_L))
+@contextlib.contextmanager
+def _about(window_id: int) -> Iterator[None]:
+    """Says which window a `UsageError` is about."""
     try:
-        return span_corruption.corrupt(tokens_L, dropped_L, sentinels, eos_id)
+        yield
     except UsageError as error:
         raise UsageError(f"window {window_id}: {error}") from error
 
@@ -230,51 +167,44 @@ def score(
     return row_groups.map_rows(score_rows, num_rows, inputs_BxS, mask_BxS, targets_BxT)
 
 
-_compiled_score = jax.jit(score, static_argnames="model")
-
-
-def judge(
-    scores: Scores, num_targets_N: np.ndarray, window_ids_N: Sequence[int] | np.ndarray
-) -> Infillings:
-    """Turns scores of shape [N, T] into verdicts of shape [N].
+def counted(scores: Scores, num_targets_N: np.ndarray) -> Scores:
+    """Scores of shape [N, T], with those that do not count turned into right answers.
 
     Args:
       scores: Of the targets.
       num_targets_N: i32, how many targets count, at least 1.
-      window_ids_N: For errors.
-
-    Raises:
-      RunError: Logits behind the scores that count are not finite.
-
-    Example:
-      >>> correct_1x3 = np.array([[True, True, False]])
-      >>> margin_1x3 = np.array([[2.0, 1.0, -1.0]], np.float32)
-      >>> scores = Scores(margin_1x3, correct_1x3, margin_1x3 - 3)
-      >>> found = judge(scores, np.array([2], np.int32), [7]).verdicts
-      >>> found.extracted.item(), found.min_margin.item(), found.first_mismatch.item()
-      (True, 1.0, 2)
     """
-    num_columns = scores.correct.shape[1]
-    counts_NxT = np.arange(num_columns)[None] < num_targets_N[:, None]
-    counted = Scores(
+    counts_NxT = np.arange(scores.correct.shape[1])[None] < num_targets_N[:, None]
+    return Scores(
         margin=np.where(counts_NxT, scores.margin, np.float32(np.inf)),
         correct=np.where(counts_NxT, scores.correct, True),
         log_probability=np.where(counts_NxT, scores.log_probability, np.float32(0)),
     )
-    finite_N = verdicts.finite(counted)
-    if not finite_N.all():
-        row = int(np.flatnonzero(~finite_N)[0])
-        raise RunError(
-            f"the model gives logits that are not finite for window {window_ids_N[row]}"
-            ": its weights are damaged or overflow float32, so copy its folder again, "
-            "or leave it out"
-        )
-    found = verdicts.judge(counted)
-    return Infillings(
-        verdicts=dataclasses.replace(
-            found,
-            first_mismatch=np.minimum(found.first_mismatch, num_targets_N),
-            tokens_correct=found.tokens_correct - (num_columns - num_targets_N),
-        ),
-        num_targets=num_targets_N,
+
+
+def judge(scores: Scores, num_targets_N: np.ndarray) -> Verdicts:
+    """Turns scores of shape [N, T] into verdicts of shape [N].
+
+    What is a suffix in `Verdicts` are the targets that count here, so `first_mismatch`
+    is `num_targets_N` if there is none.
+
+    Args:
+      scores: What `counted` returned.
+      num_targets_N: What it was given.
+
+    Example:
+      >>> correct_1x3 = np.array([[True, True, False]])
+      >>> margin_1x3 = np.array([[2.0, 1.0, -1.0]], np.float32)
+      >>> num_targets_1 = np.array([2], np.int32)
+      >>> scores = counted(Scores(margin_1x3, correct_1x3, margin_1x3), num_targets_1)
+      >>> found = judge(scores, num_targets_1)
+      >>> found.extracted.item(), found.min_margin.item(), found.first_mismatch.item()
+      (True, 1.0, 2)
+    """
+    found = verdicts.judge(scores)
+    num_others_N = scores.correct.shape[1] - num_targets_N
+    return dataclasses.replace(
+        found,
+        first_mismatch=np.minimum(found.first_mismatch, num_targets_N),
+        tokens_correct=found.tokens_correct - num_others_N,
     )

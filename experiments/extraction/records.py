@@ -10,17 +10,19 @@ import pathlib
 import re
 import shutil
 from collections.abc import Sequence
+from typing import Any
 
 import polars
 
 from experiments.errors import RunError, one_line
+from experiments.extraction.sweep_config import SweepConfig
 
 PARTS = "parts"
 RECORDS = "records.parquet"
 _PARTIAL = ".partial"
 _ROW_GROUP = 1 << 16
 
-COLUMNS = {
+COLUMNS: dict[str, Any] = {
     "window_id": polars.Int64(),
     "model": polars.String(),
     "params": polars.Int64(),
@@ -55,7 +57,7 @@ suffix_logprob  natural log of the probability of the 50, given the prompt
 The last five are null if a sweep took verdicts only.
 """
 
-GENERATED = {
+GENERATED: dict[str, Any] = {
     "generated": polars.List(polars.UInt32()),
     "anywhere": polars.Boolean(),
     "bleu": polars.Float32(),
@@ -71,6 +73,58 @@ edit_distance  the least number of tokens to insert, delete or replace between t
 
 In parts all but the first are null: they follow from it (see decoded_measures.py).
 """
+
+BEAMS: dict[str, Any] = {
+    "beam_generated": polars.List(polars.UInt32()),
+    "beam_extracted": polars.Boolean(),
+    "beam_logprob": polars.Float32(),
+    "beam_identical": polars.Boolean(),
+}
+"""With `beams`, these columns as well.
+
+beam_generated  the most likely 50 tokens that a beam search finds
+beam_extracted  whether they are the next 50
+beam_logprob    natural log of their probability, given the prompt
+beam_identical  whether they are those of `generated`
+"""
+
+SCHEME: dict[str, Any] = {"scheme_logprob": polars.Float32()}
+"""With `samples`, or a sampling scheme other than the model itself, also this one:
+natural log of the probability that the scheme draws the next 50 tokens in one try. It
+is -inf where the scheme leaves one of them out.
+"""
+
+SAMPLES: dict[str, Any] = {"samples_extracted": polars.Int32()}
+"""With `samples`, also this one: how many of the draws are the next 50 tokens."""
+
+BLANKS: dict[str, Any] = {"num_targets": polars.Int32()}
+"""With `masking`, also this one, and the others mean something else.
+
+num_targets     how many tokens fill the blanks: those that were dropped, a sentinel for
+                each blank, and what ends the last one (see infilling.py)
+context         tokens of the window that were kept
+extracted       whether greedy decoding fills all blanks exactly
+first_mismatch  which of the targets is the first that is not the argmax; `num_targets`
+                if all are
+
+What is said of the 50 tokens of a suffix is said of these targets.
+"""
+
+
+def columns(config: SweepConfig) -> dict[str, Any]:
+    """The columns of the records of a sweep, in their order."""
+    columns = dict(COLUMNS)
+    if config.decode:
+        columns |= GENERATED
+    if config.beams:
+        columns |= BEAMS
+    if config.has_scheme:
+        columns |= SCHEME
+    if config.samples:
+        columns |= SAMPLES
+    if config.masking:
+        columns |= BLANKS
+    return columns
 
 
 class Parts:
@@ -92,7 +146,7 @@ class Parts:
 
         Args:
           name: Letters, digits, `-` and `_`.
-          rows: With the columns of `COLUMNS`, and of `GENERATED` if the sweep decodes.
+          rows: With the `columns` of the sweep.
         """
         if not re.fullmatch(r"[\w-]+", name):
             raise ValueError(f"part {name!r} is not a plain name")

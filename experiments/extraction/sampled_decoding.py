@@ -48,6 +48,14 @@ class SamplingScheme:
                 "all tokens"
             )
 
+    def check(self, vocabulary_size: int) -> None:
+        """Raises `UsageError` if `top_k` is more than the vocabulary has."""
+        if self.top_k is not None and self.top_k > vocabulary_size:
+            raise UsageError(
+                f"top_k={self.top_k}, expected at most {vocabulary_size}, the tokens "
+                "of the vocabulary: lower it"
+            )
+
     def modified(self, logits_xV: jax.Array) -> jax.Array:
         """The logits of the scheme: of the tokens left out -inf. NaN stay NaN.
 
@@ -62,12 +70,7 @@ class SamplingScheme:
         scaled_xV = logits_xV / self.temperature
         if self.top_k is None:
             return scaled_xV
-        vocabulary_size = logits_xV.shape[-1]
-        if self.top_k > vocabulary_size:
-            raise UsageError(
-                f"top_k={self.top_k}, expected at most {vocabulary_size}, the tokens "
-                "of the vocabulary: lower it"
-            )
+        self.check(logits_xV.shape[-1])
         # The last of them has the highest id of those with its logit.
         values_xK, ids_xK = jax.lax.top_k(logits_xV, self.top_k)
         least_xx1, last_xx1 = values_xK[..., -1:], ids_xK[..., -1:]
@@ -118,22 +121,23 @@ class _Modified:
         return self._scheme.modified(result) if method == "logits" else result
 
 
-def draw_keys(seed: int, window_ids_P: Any, trials_N: Any) -> jax.Array:
+def draw_keys(seed: int, context: int, window_ids_P: Any, trials_N: Any) -> jax.Array:
     """A random key for each window and trial, [P, N].
 
-    A draw depends on its seed, window and trial alone, not on what else is drawn at the
-    same time, but for rounding of the logits. Models and contexts that are given the
+    A draw depends on its seed, context, window and trial alone, not on what else is
+    drawn at the same time, but for rounding of the logits. Models that are given the
     same keys meet the same luck.
 
     Args:
       seed: Of all draws.
+      context: Tokens of the prompts.
       window_ids_P: Whole numbers from 0 to 2^32 - 1.
       trials_N: The same.
 
     Raises:
       UsageError: A number is outside these limits.
     """
-    root = seeds.key(seed, seeds.Stream.SAMPLING)
+    root = jax.random.fold_in(seeds.key(seed, seeds.Stream.SAMPLING), context)
 
     def key(window_id: jax.Array, trial: jax.Array) -> jax.Array:
         return jax.random.fold_in(jax.random.fold_in(root, window_id), trial)

@@ -28,6 +28,7 @@ length alone, and drop exactly `num_dropped` tokens:
   so many runs are equally likely.
 """
 
+import typing
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -37,6 +38,7 @@ from experiments.extraction.window_sampling import random_keys
 from experiments.models.sentinels import Sentinels
 
 Masking = Literal["iid", "spans"]
+MASKINGS: tuple[Masking, ...] = typing.get_args(Masking)
 
 _DROPPED = 0.15
 _MEAN_SPAN = 3
@@ -153,9 +155,7 @@ def corrupt(
       ([5, 99, 8, 98, 1], [99, 6, 7, 98, 9, 1], 6)
     """
     tokens_L = np.asarray(tokens_L, np.int64)
-    is_sentinel_L = (tokens_L <= sentinels.first) & (
-        tokens_L > sentinels.first - sentinels.number
-    )
+    is_sentinel_L = is_sentinel(tokens_L, sentinels)
     if is_sentinel_L.any():
         raise UsageError(
             f"token {tokens_L[is_sentinel_L][0]} is a sentinel (there are "
@@ -182,3 +182,14 @@ def corrupt(
         targets_T=np.concatenate([targets_T, ids[number:], [eos_id]]).astype(np.int32),
         num_scored=len(targets_T) + 1,
     )
+
+
+def is_sentinel(tokens: np.ndarray, sentinels: Sentinels) -> np.ndarray:
+    """Which tokens are sentinels, bool of the same shape.
+
+    Example:
+      >>> is_sentinel(np.array([89, 90, 99, 100]), Sentinels(99, 10)).tolist()
+      [False, True, True, False]
+    """
+    last = sentinels.first - sentinels.number + 1
+    return (tokens >= last) & (tokens <= sentinels.first)

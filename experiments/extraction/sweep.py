@@ -17,6 +17,15 @@ They are computed in another order, so where logits are equal up to rounding the
 differ; any other difference stops the sweep. How near the generated tokens come to the
 true ones is recorded and, given the corpus, whether they occur anywhere in it.
 
+With beams=B the most likely continuation that a search with B beams finds is recorded
+too, and whether it is the true one (ibid., Section 4.5). With samples=N so many
+continuations are drawn at random, by `temperature` and `top_k`, and what the chance of
+drawing the true one is follows from the same pass as the verdict (see discoverable.py).
+
+T5 models continue no prompts. With masking=iid or masking=spans some tokens of every
+window are dropped, and a window counts as extractable if greedy decoding fills all
+blanks exactly (ibid., Section 5.1; see span_corruption.py and infilling.py).
+
 The folder holds config.json (with what was swept, by hashes), records.parquet,
 clusters.parquet (which windows lie in one repeated passage) and metrics.jsonl (how long
 each part took). The same command with the same `out` continues a sweep that was
@@ -36,11 +45,12 @@ import polars
 import tqdm
 from ml_collections import config_flags
 
-from experiments import command_line, models, run_folder, tuple_flags
+from experiments import command_line, models, run_folder
 from experiments.errors import RunError, UsageError
 from experiments.extraction import (
-    answers,
+    continuation_answers,
     decoded_measures,
+    infilling_answers,
     lookup,
     records,
     stored_suffix_array,
@@ -206,22 +216,30 @@ def _answer(
 ) -> Answer:
     try:
         with jax.default_matmul_precision(config.matmul_precision):
-            return answers.answer(asker, part, config, progress_bar.update)
+            ask = infilling_answers if config.masking else continuation_answers
+            return ask.answer(asker, part, config, progress_bar.update)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise RunError(
             f"model {part.model.name!r} and {config.batch_size} windows of "
-            f"{part.prompts.num_positions} tokens take more memory than there is: "
-            "lower --config.batch_size (finished parts belong to the larger one, so "
-            "give another --config.out too)"
+            f"{part.question.num_positions} tokens take more memory than there is: "
+            f"lower --config.batch_size{' or --config.beams' if config.beams else ''} "
+            "(finished parts belong to the larger one, so give another --config.out "
+            "too)"
         ) from error
 
 
 def _summarize(folder: pathlib.Path, plan: SweepPlan) -> None:
     """Prints what was found, a line for each model."""
-    near_tie = plan.config.near_tie
-    near = polars.col("min_margin").abs() <= near_tie
+    config = plan.config
+    near = polars.col("min_margin").abs() <= config.near_tie
+    measures = {
+        "anywhere": (bool(config.corpus), polars.col("anywhere").sum()),
+        "beam_extracted": (config.beams > 0, polars.col("beam_extracted").sum()),
+        "beam_identical": (config.beams > 0, polars.col("beam_identical").mean()),
+        "drawn": (config.samples > 0, (polars.col("samples_extracted") > 0).sum()),
+    }
     found = (
         polars.scan_parquet(folder / records.RECORDS)
         .group_by("model")
@@ -230,7 +248,7 @@ def _summarize(folder: pathlib.Path, plan: SweepPlan) -> None:
             polars.col("extracted").sum(),
             near.sum().alias("near"),
             polars.col("tie").sum(),
-            *([polars.col("anywhere").sum()] if plan.corpus else []),
+            **{name: measure for name, (known, measure) in measures.items() if known},
         )
         .collect()
     )
@@ -238,24 +256,38 @@ def _summarize(folder: pathlib.Path, plan: SweepPlan) -> None:
     for model in plan.models:
         row = found.row(by_predicate=polars.col("model") == model.name, named=True)
         own = [m for m in metrics.values() if m["model"] == model.name]
-        print(
-            f"{model.name}: {row['extracted']:,} of {row['windows']:,} windows "
-            f"extractable ({row['extracted'] / row['windows']:.2%})"
-            + (f"; {row['anywhere']:,} found anywhere" if plan.corpus else "")
-            + ("" if plan.config.verdicts_only else _ties(row, near_tie))
-            + _speed(own)
-        )
-    if plan.config.decode:
+        print(_found(model.name, row, config) + _speed(own))
+    if config.decode:
         differing = sum(m["decoding_differs"] for m in metrics.values())
         total = sum(found["windows"])
         print(
             f"Decoding and teacher forcing: {total - differing:,} of {total:,} windows "
-            f"agree, the others within {near_tie:g}"
+            f"agree, the others within {config.near_tie:g}"
         )
 
 
-def _ties(row: dict[str, Any], near_tie: float) -> str:
-    return f"; {row['near']:,} verdicts within {near_tie:g}, {row['tie']:,} exact ties"
+def _found(name: str, row: dict[str, Any], config: SweepConfig) -> str:
+    """What is known of one model."""
+    what = "filled without a mistake" if config.masking else "extractable"
+    parts = [
+        f"{name}: {row['extracted']:,} of {row['windows']:,} windows {what} "
+        f"({row['extracted'] / row['windows']:.2%})"
+    ]
+    if config.corpus:
+        parts.append(f"{row['anywhere']:,} found anywhere")
+    if config.beams:
+        parts.append(
+            f"{row['beam_extracted']:,} by the best of {config.beams} beams, which is "
+            f"the greedy continuation in {row['beam_identical']:.2%}"
+        )
+    if config.samples:
+        parts.append(f"{row['drawn']:,} among {config.samples:,} draws")
+    if not config.verdicts_only:
+        parts.append(
+            f"{row['near']:,} verdicts within {config.near_tie:g}, {row['tie']:,} "
+            "exact ties"
+        )
+    return "; ".join(parts)
 
 
 def _speed(metrics: list[dict[str, Any]]) -> str:
@@ -268,7 +300,6 @@ def _speed(metrics: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    tuple_flags.register()
     keys = inspect.getdoc(SweepConfig)
     config_flags.DEFINE_config_file(
         "config", help_string=f"A file of experiments/extraction/configs/. {keys}"

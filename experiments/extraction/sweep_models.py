@@ -13,6 +13,8 @@ import tqdm
 from experiments.errors import UsageError
 from experiments.models import language_models, registry, safetensors_folder
 from experiments.models.decoder_config import DecoderConfig
+from experiments.models.t5 import T5
+from experiments.models.t5_config import T5Config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,7 @@ class SweptModel:
     name: str
     folder: str
     baseline: bool
-    config: DecoderConfig
+    config: DecoderConfig | T5Config
     params: int
     sha256: str
 
@@ -93,10 +95,10 @@ def unique_names(paths: Sequence[pathlib.Path]) -> list[str]:
 
 def _describe(name: str, folder: str, *, baseline: bool) -> SweptModel:
     path = language_models.model_folder(folder)
-    model = language_models.architecture(path)
-    shapes = jax.eval_shape(
-        model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    )
+    model = language_models.any_architecture(path)
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    sequences = (tokens, tokens) if isinstance(model, T5) else (tokens,)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *sequences)
     # Finds missing and truncated shards, too, while nothing has been computed yet.
     weights = set(safetensors_folder.locate(path).values())
     return SweptModel(

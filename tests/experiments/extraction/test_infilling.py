@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.errors import RunError, UsageError
-from experiments.extraction import infilling, span_corruption
-from experiments.extraction.infilling import infill
+from experiments.errors import UsageError
+from experiments.extraction import infilling, span_corruption, verdicts
+from experiments.extraction.asking import Asker
 from experiments.models.sentinels import Sentinels
 from experiments.models.t5 import T5
 from experiments.models.t5_config import t5_v1_1
@@ -17,6 +17,26 @@ pytestmark = pytest.mark.usefixtures("compiled_cheaply")
 
 VOCABULARY_SIZE, EOS = 24, 1
 SENTINELS = Sentinels(23, 8)
+
+
+def blanks_of(tokens_NxL, ids_N, seed=0, masking="iid", sentinels=SENTINELS):
+    return infilling.make_blanks(
+        tokens_NxL,
+        ids_N,
+        seed=seed,
+        masking=masking,
+        sentinels=sentinels,
+        eos_id=EOS,
+        pad_id=0,
+    )
+
+
+def infill(model, params, batch, batch_size=3):
+    """Verdicts, and whether logits are finite."""
+    scores = infilling.counted(
+        Asker(model, params, batch_size).blanks(batch), batch.num_targets_N
+    )
+    return infilling.judge(scores, batch.num_targets_N), verdicts.finite(scores)
 
 
 def windows_of(seed, num_windows, length, low=2, high=16):
@@ -94,36 +114,33 @@ def test_perfect_and_nearly_perfect_fills(masking):
     """One wrong target, whichever it is up to the end of the last blank, spoils it."""
     tokens_NxL, ids_N = windows_that_start_kept(masking)
     answers_VxT, targets = remembered(tokens_NxL, ids_N, masking, seed=0)
-    model, options = Memory(), {"masking": masking, "sentinels": SENTINELS}
-    found = infill(
-        model, answers_VxT, tokens_NxL, ids_N, seed=0, batch_size=3, **options
-    )
+    model, batch = Memory(), blanks_of(tokens_NxL, ids_N, masking=masking)
+    found, _ = infill(model, answers_VxT, batch)
     lengths = [len(scored) for scored in targets]
-    np.testing.assert_array_equal(found.num_targets, lengths)
-    assert found.verdicts.extracted.all()
-    np.testing.assert_array_equal(found.verdicts.first_mismatch, lengths)
-    np.testing.assert_array_equal(found.verdicts.tokens_correct, lengths)
-    np.testing.assert_array_equal(found.verdicts.min_margin, 1)
-    assert not found.verdicts.tie.any()
+    np.testing.assert_array_equal(batch.num_targets_N, lengths)
+    assert found.extracted.all()
+    np.testing.assert_array_equal(found.first_mismatch, lengths)
+    np.testing.assert_array_equal(found.tokens_correct, lengths)
+    np.testing.assert_array_equal(found.min_margin, 1)
+    assert not found.tie.any()
     per_token = 1 - np.log(np.e + VOCABULARY_SIZE - 1)
     np.testing.assert_allclose(
-        found.verdicts.suffix_logprob, per_token * np.array(lengths), rtol=1e-5
+        found.suffix_logprob, per_token * np.array(lengths), rtol=1e-5
     )
-    assert found.verdicts.first_mismatch.dtype == np.int32
-    assert found.verdicts.tokens_correct.dtype == np.int32
-    assert found.verdicts.min_margin.dtype == np.float32
-    assert found.verdicts.suffix_logprob.dtype == np.float32
+    assert found.first_mismatch.dtype == np.int32
+    assert found.tokens_correct.dtype == np.int32
+    assert found.min_margin.dtype == np.float32
+    assert found.suffix_logprob.dtype == np.float32
 
     # Window n gets its n-th target wrong, and the last ones their last target.
     wrong = np.minimum(np.arange(8), np.array(lengths) - 1)
     answers_VxT[tokens_NxL[:, 0], wrong] = 0
-    found = infill(
-        model, answers_VxT, tokens_NxL, ids_N, seed=0, batch_size=3, **options
-    )
-    assert not found.verdicts.extracted.any()
-    np.testing.assert_array_equal(found.verdicts.first_mismatch, wrong)
-    np.testing.assert_array_equal(found.verdicts.tokens_correct, np.array(lengths) - 1)
-    np.testing.assert_array_equal(found.verdicts.min_margin, -1)
+    model = Memory()
+    found, _ = infill(model, answers_VxT, batch)
+    assert not found.extracted.any()
+    np.testing.assert_array_equal(found.first_mismatch, wrong)
+    np.testing.assert_array_equal(found.tokens_correct, np.array(lengths) - 1)
+    np.testing.assert_array_equal(found.min_margin, -1)
     # One program, though windows differ in their numbers of blanks.
     assert model.num_traces == 1
     assert (len(set(lengths)) > 1) == (masking == "iid")
@@ -135,25 +152,25 @@ def test_what_is_not_scored_does_not_count():
     answers_VxT, targets = remembered(tokens_NxL, ids_N, "iid", seed=0)
     for first, scored in zip(tokens_NxL[:, 0], targets, strict=True):
         answers_VxT[first, len(scored) :] = -1
-    found = infill(
-        Memory(), answers_VxT, tokens_NxL, ids_N, seed=0, sentinels=SENTINELS
-    )
-    assert found.verdicts.extracted.all()
+    batch = blanks_of(tokens_NxL, ids_N)
+    found, finite_N = infill(Memory(), answers_VxT, batch)
+    assert found.extracted.all()
+    assert finite_N.all()
     answers_VxT[tokens_NxL[5, 0], len(targets[5]) - 1] = -1
-    with pytest.raises(RunError, match=rf"not finite for window {ids_N[5]}: its"):
-        infill(Memory(), answers_VxT, tokens_NxL, ids_N, seed=0, sentinels=SENTINELS)
+    _, finite_N = infill(Memory(), answers_VxT, batch)
+    assert np.flatnonzero(~finite_N).tolist() == [5]
 
 
 def test_scores_are_those_of_each_window_alone():
     """Neither the inputs that fill up a batch nor its other windows show."""
     model, params = t5(VOCABULARY_SIZE)
     tokens_NxL, ids_N = windows_of(1, 6, 20)
-    found = infill(
-        model, params, tokens_NxL, ids_N, seed=3, sentinels=SENTINELS, batch_size=4
-    )
+    batch = blanks_of(tokens_NxL, ids_N, seed=3)
+    found, _ = infill(model, params, batch, batch_size=4)
     apply = jax.jit(model.apply)
-    shortest, longest = found.num_targets.argmin(), found.num_targets.argmax()
-    assert found.num_targets[shortest] < found.num_targets[longest]
+    num_targets_N = batch.num_targets_N
+    shortest, longest = num_targets_N.argmin(), num_targets_N.argmax()
+    assert num_targets_N[shortest] < num_targets_N[longest]
     for row in (shortest, longest):
         window_id = ids_N[row]
         mask_L = span_corruption.mask("iid", 3, window_id, 20)
@@ -167,10 +184,8 @@ def test_scores_are_those_of_each_window_alone():
         others[rows, targets] = -np.inf
         margin_T = logits_TxV[rows, targets] - others.max(-1)
         logprob_T = np.asarray(jax.nn.log_softmax(logits_TxV))[rows, targets]
-        verdict = jax.tree.map(
-            lambda x, r=row: x[r], dataclasses.asdict(found.verdicts)
-        )
-        assert found.num_targets[row] == len(targets)
+        verdict = jax.tree.map(lambda x, r=row: x[r], dataclasses.asdict(found))
+        assert num_targets_N[row] == len(targets)
         assert verdict["extracted"] == correct_T.all()
         assert verdict["tokens_correct"] == correct_T.sum()
         assert verdict["first_mismatch"] == [*correct_T, False].index(False)
@@ -201,7 +216,7 @@ def test_verdicts_are_those_of_greedy_decoding():
         model, params, inputs_NxS, num_inputs_N, targets_NxT
     )
     num_targets_N = np.full(num_windows, num_targets, np.int32)
-    found = infilling.judge(scores, num_targets_N, np.arange(num_windows)).verdicts
+    found = infilling.judge(scores, num_targets_N)
     np.testing.assert_array_equal(found.first_mismatch, mismatch_N)
     np.testing.assert_array_equal(found.extracted, mismatch_N == num_targets)
     assert (found.tokens_correct >= mismatch_N).all()
@@ -211,15 +226,7 @@ def test_shapes_are_those_of_the_length_alone():
     shapes = set()
     for seed in range(5):
         tokens_NxL, ids_N = windows_of(seed, 7, 60)
-        batch = infilling.make_blanks(
-            tokens_NxL,
-            ids_N,
-            seed=seed,
-            masking="iid",
-            sentinels=Sentinels(99, 20),
-            eos_id=EOS,
-            pad_id=0,
-        )
+        batch = blanks_of(tokens_NxL, ids_N, seed, sentinels=Sentinels(99, 20))
         shapes.add((batch.inputs_NxS.shape, batch.targets_NxT.shape))
     # 51 kept, at most 9 blanks, </s>; 9 dropped, 9 sentinels, an end, rounded up.
     assert shapes == {((7, 61), (7, 32))}
@@ -228,40 +235,44 @@ def test_shapes_are_those_of_the_length_alone():
 def test_progress():
     tokens_NxL, ids_N = windows_that_start_kept("spans")
     done = []
-    infill(
-        Memory(),
-        np.zeros((VOCABULARY_SIZE, 48), np.int32),
-        tokens_NxL,
-        ids_N,
-        seed=0,
-        masking="spans",
-        sentinels=SENTINELS,
-        batch_size=3,
-        progress=done.append,
-    )
+    asker = Asker(Memory(), np.zeros((VOCABULARY_SIZE, 48), np.int32), batch_size=3)
+    asker.blanks(blanks_of(tokens_NxL, ids_N, masking="spans"), done.append)
     assert done == [3, 3, 2]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sentinels": Sentinels(24, 8)}, "first sentinel is 24, .* below 24: give"),
         (
             {"sentinels": Sentinels(23, 2)},
-            r"window 50: \d blanks need \d sentinels, bu",
+            r"^window 50: \d blanks need \d sentinels, bu",
         ),
-        ({"sentinels": Sentinels(15, 8)}, "window 50: token .* is a sentinel"),
-        (
-            {"tokens_NxL": np.full((2, 20), 24)},
-            "tokens from 24 to 24, expected 0 to 23",
-        ),
-        ({"tokens_NxL": np.full((2, 20), -1)}, "tokens from -1 to -1, expected 0 to"),
+        ({"sentinels": Sentinels(15, 8)}, "^window 50: token .* is a sentinel"),
         ({"tokens_NxL": np.full((2, 1), 5)}, "a window of 1 tokens"),
     ],
 )
 def test_wrong_windows_and_sentinels(change, message):
     tokens_NxL, ids_N = windows_of(0, 2, 20)
     given = {"tokens_NxL": tokens_NxL, "sentinels": SENTINELS} | change
+    given |= {"window_ids_N": ids_N, "seed": 0, "masking": "iid"}
     with pytest.raises(UsageError, match=message) as error:
-        infill(Memory(), None, window_ids_N=ids_N, seed=0, **given)
+        infilling.check_windows(**given)
     assert "\n" not in str(error.value)
+    with pytest.raises(UsageError, match=message):
+        infilling.make_blanks(**given, eos_id=EOS, pad_id=0)
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 8])
+def test_windows_are_checked_for_what_their_blanks_need(number):
+    """Also where only some have more blanks than there are sentinels."""
+    tokens_NxL, ids_N = windows_of(0, 9, 20)
+    given = {"seed": 0, "masking": "iid", "sentinels": Sentinels(23, number)}
+    for row in range(len(ids_N)):
+        one = {"tokens_NxL": tokens_NxL[row : row + 1], "window_ids_N": ids_N[[row]]}
+        try:
+            infilling.make_blanks(**one, **given, eos_id=EOS, pad_id=0)
+        except UsageError:
+            with pytest.raises(UsageError, match=f"^window {ids_N[row]}: "):
+                infilling.check_windows(**one, **given)
+        else:
+            infilling.check_windows(**one, **given)

@@ -101,7 +101,7 @@ def test_one_token_to_choose_from_is_greedy(tiny):
     """It draws what greedy decoding generates, with probability 1, and no other."""
     scheme = SamplingScheme(temperature=0.7, top_k=1)
     prompts_PxC = random_tokens((4, CONTEXT), seed=1)
-    keys_PxN = draw_keys(0, np.arange(4), np.arange(2))
+    keys_PxN = draw_keys(0, CONTEXT, np.arange(4), np.arange(2))
     drawn_PxNxT = tiny.sample(scheme, 50)(tiny.params, prompts_PxC, keys_PxN)
     generate = jax.jit(functools.partial(decoding.generate, tiny.model))
     greedy_PxT = np.asarray(generate(tiny.params, prompts_PxC))
@@ -117,7 +117,7 @@ def test_one_token_to_choose_from_is_greedy(tiny):
 def test_draws_are_as_frequent_as_they_are_likely(tiny, scheme):
     """Continuations of 3 tokens, all of them counted: a chi-squared test."""
     prompt_1xC, num_draws = random_tokens((1, CONTEXT), seed=2), 4000
-    keys_1xN = draw_keys(7, [0], np.arange(num_draws))
+    keys_1xN = draw_keys(7, CONTEXT, [0], np.arange(num_draws))
     drawn_NxT = tiny.sample(scheme, 3)(tiny.params, prompt_1xC, keys_1xN)[0]
     continuations_ExT = np.array(
         list(itertools.product(range(VOCABULARY_SIZE), repeat=3)), np.int32
@@ -142,30 +142,33 @@ def test_draws_are_as_frequent_as_they_are_likely(tiny, scheme):
 
 
 def test_a_draw_is_its_own(tiny, monkeypatch):
-    """It depends on its seed, window and trial, and on nothing else."""
+    """It depends on its seed, context, window and trial, and on nothing else."""
     prompts_PxC = random_tokens((4, CONTEXT), seed=4)
     scheme = SCHEMES[-1]
     run = tiny.sample(scheme, 20)
     ids_P, trials_N = np.array([5, 900_000, 0, 7]), np.arange(3)
-    together = np.asarray(run(tiny.params, prompts_PxC, draw_keys(1, ids_P, trials_N)))
+    keys_PxN = draw_keys(1, CONTEXT, ids_P, trials_N)
+    together = np.asarray(run(tiny.params, prompts_PxC, keys_PxN))
     assert together.shape == (4, 3, 20)
     monkeypatch.setattr(shared_prompts, "_BYTES_AT_ONCE", 1)
     order, trials = [2, 0, 3, 1], [2, 0]
     some = tiny.sample(scheme, 20)(
-        tiny.params, prompts_PxC[order], draw_keys(1, ids_P[order], trials)
+        tiny.params, prompts_PxC[order], draw_keys(1, CONTEXT, ids_P[order], trials)
     )
     np.testing.assert_array_equal(some, together[order][:, trials])
     flat = together.reshape(12, 20)
     assert len(np.unique(flat, axis=0)) == 12
-    other = run(tiny.params, prompts_PxC, draw_keys(2, ids_P, trials_N))
-    assert (np.asarray(other) != together).any(axis=-1).all()
+    for seed, context in ((2, CONTEXT), (1, CONTEXT + 1)):
+        keys_PxN = draw_keys(seed, context, ids_P, trials_N)
+        other = run(tiny.params, prompts_PxC, keys_PxN)
+        assert (np.asarray(other) != together).any(axis=-1).all()
 
 
 def test_logits_that_are_not_finite_show(tiny):
     params = jax.tree.map(np.copy, tiny.params)
     params["params"]["position_embedding"]["embedding"][CONTEXT + 2] = -np.nan
     prompts_PxC = random_tokens((2, CONTEXT), seed=5)
-    keys_PxN = draw_keys(0, np.arange(2), np.arange(2))
+    keys_PxN = draw_keys(0, CONTEXT, np.arange(2), np.arange(2))
     drawn_PxNxT = tiny.sample(SCHEMES[-1], 6)(params, prompts_PxC, keys_PxN)
     assert (drawn_PxNxT[..., :3] < VOCABULARY_SIZE).all()
     assert (drawn_PxNxT[..., 3:] == VOCABULARY_SIZE).all()
@@ -207,6 +210,6 @@ def test_numbers_of_tokens_that_mean_nothing():
 @pytest.mark.parametrize("wrong", [-1, 2**32])
 def test_window_ids_beyond_32_bits(wrong):
     with pytest.raises(UsageError, match=f"{wrong} among the window ids"):
-        draw_keys(0, np.array([3, wrong]), [0])
+        draw_keys(0, CONTEXT, np.array([3, wrong]), [0])
     with pytest.raises(UsageError, match=f"{wrong} among the trials"):
-        draw_keys(0, [3], np.array([wrong]))
+        draw_keys(0, CONTEXT, [3], np.array([wrong]))

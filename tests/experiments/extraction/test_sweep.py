@@ -275,7 +275,9 @@ def test_a_killed_sweep_goes_on_to_the_same_bytes(
     monkeypatch.setattr(
         asking.Asker,
         "scores",
-        lambda self, *args: asked.append(len(args[0])) or scores(self, *args),
+        lambda self, *args, **kwargs: (
+            asked.append(len(args[0])) or scores(self, *args, **kwargs)
+        ),
     )
     killed = run("killed", models=MODELS)
     for file in ("records.parquet", "clusters.parquet", "config.json"):
@@ -300,7 +302,7 @@ def test_a_row_of_metrics_cut_short(run, monkeypatch, tmp_path, capsys):
 
 
 def test_too_little_memory(run, monkeypatch):
-    def fail(*args):
+    def fail(*args, **kwargs):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     monkeypatch.setattr(asking.Asker, "scores", fail)

@@ -35,7 +35,7 @@ def plan(tmp_path):
 
 
 def asked(made):
-    return [(p.length, p.contexts, len(p.windows)) for p in made.prompts]
+    return [(p.length, p.contexts, len(p.windows)) for p in made.questions]
 
 
 def test_by_default_all_but_the_suffix_is_prompt(plan):
@@ -64,7 +64,7 @@ def test_no_more_tokens_than_are_needed(plan):
     tokens_NxT = part.tokens()
     assert tokens_NxT.dtype == np.int32
     np.testing.assert_array_equal(tokens_NxT, windows[150][:, :70])
-    assert part.prompts.num_positions == 69
+    assert part.question.num_positions == 69
 
 
 def test_an_empty_prompt_becomes_the_separator(plan):
@@ -76,7 +76,7 @@ def test_an_empty_prompt_becomes_the_separator(plan):
     expected = np.concatenate([np.ones((2, 1), int), windows[50]], axis=1)
     np.testing.assert_array_equal(first.tokens(), expected)
     np.testing.assert_array_equal(second.tokens()[0, 1:], windows[60][0, :50])
-    assert first.prompts.model_contexts == (1,)
+    assert first.question.model_contexts == (1,)
     assert len({part.name for part in made.parts(made.models[0])}) == 3
 
 
@@ -100,7 +100,7 @@ def test_a_context_that_no_window_has(plan):
 def test_a_context_beyond_the_positions(plan):
     # 300 positions hold 251 tokens and 49 of the suffix: the 50th is never read.
     made = plan(random_windows(L301=1, L302=1), contexts=(251,))
-    assert made.prompts[0].num_positions == 300
+    assert made.questions[0].num_positions == 300
     with pytest.raises(UsageError, match=r"'gpt2' takes at most 300 .*to at most 251"):
         plan(None, contexts=(252,))
 
@@ -117,7 +117,7 @@ def test_ids_beyond_the_vocabulary(plan):
 def test_padded_rows_are_in_the_vocabulary(plan):
     windows = random_windows(L60=3)
     windows[60][1, 59] = 127
-    assert len(plan(windows).prompts) == 1
+    assert len(plan(windows).questions) == 1
 
 
 def test_the_separator_is_an_id_too(plan):
@@ -128,24 +128,26 @@ def test_the_separator_is_an_id_too(plan):
 def test_some_windows_of_each_bucket(plan):
     # Buckets take turns, so each of three has ten windows.
     made = plan(random_windows(L60=30, L70=30), windows_per_bucket=4)
-    few = {p.length: set(p.windows["window_id"]) for p in made.prompts}
-    for asked_windows in made.prompts:
+    few = {p.length: set(p.windows["window_id"]) for p in made.questions}
+    for asked_windows in made.questions:
         counts = asked_windows.windows["bucket"].value_counts()
         assert sorted(counts.rows()) == [(0, 4), (1, 4), (2, 4)]
         assert asked_windows.windows["window_id"].is_sorted()
     again = plan(None, windows_per_bucket=4)
-    assert {p.length: set(p.windows["window_id"]) for p in again.prompts} == few
+    assert {p.length: set(p.windows["window_id"]) for p in again.questions} == few
     other = plan(None, windows_per_bucket=4, seed=1)
-    assert {p.length: set(p.windows["window_id"]) for p in other.prompts} != few
+    assert {p.length: set(p.windows["window_id"]) for p in other.questions} != few
     more = plan(None, windows_per_bucket=7)
-    assert all(few[p.length] < set(p.windows["window_id"]) for p in more.prompts)
-    assert sum(len(p.windows) for p in plan(None, windows_per_bucket=99).prompts) == 60
+    assert all(few[p.length] < set(p.windows["window_id"]) for p in more.questions)
+    assert (
+        sum(len(p.windows) for p in plan(None, windows_per_bucket=99).questions) == 60
+    )
 
 
 def test_parts_cover_everything_once(plan):
     made = plan(random_windows(L60=70, L70=33), batch_size=2)
     parts = made.parts(made.models[0])
-    assert [(p.prompts.length, p.start, p.stop) for p in parts] == [
+    assert [(p.question.length, p.start, p.stop) for p in parts] == [
         (60, 0, 32),
         (60, 32, 64),
         (60, 64, 70),
