@@ -323,11 +323,19 @@ def log_linear_fit(
     slopes_R = _slopes(
         np.log10(x_K), resampled_means(totals, mix_GxK, num_resamples, seed)
     )
-    if np.mean(np.isnan(slopes_R)) > 1 - CONFIDENCE:
-        return line
+    return dataclasses.replace(line, slope_interval=percentile_interval(slopes_R))
+
+
+def percentile_interval(resampled_R: np.ndarray) -> tuple[float, float] | None:
+    """The 95 % interval of percentiles (Efron & Tibshirani 1993, chapter 13).
+
+    None if more resamples are NaN than the interval leaves out.
+    """
+    if np.mean(np.isnan(resampled_R)) > 1 - CONFIDENCE:
+        return None
     tail = (1 - CONFIDENCE) / 2
-    lower, upper = np.nanquantile(slopes_R, [tail, 1 - tail])
-    return dataclasses.replace(line, slope_interval=(float(lower), float(upper)))
+    lower, upper = np.nanquantile(resampled_R, [tail, 1 - tail])
+    return float(lower), float(upper)
 
 
 # Means of different counts of windows differ by far more, equal ones by rounding.

@@ -5,6 +5,9 @@ from typing import Any
 import tqdm
 
 from experiments.extraction import (
+    approximate_figure,
+    decoding_figures,
+    discoverable_figure,
     infilling_figures,
     plainness_figures,
     training_set_figure,
@@ -23,10 +26,16 @@ FIGURES: tuple[Figure[Any], ...] = (
     trend_figures.FIGURE_1A,
     trend_figures.FIGURE_1B,
     trend_figures.FIGURE_1C,
+    trend_figures.FIGURE_2A,
+    trend_figures.FIGURE_2B,
+    decoding_figures.BEAMS,
+    decoding_figures.ANYWHERE,
     infilling_figures.FIGURE_4A,
     infilling_figures.FIGURE_4B,
     training_set_figure.FIGURE_4C,
     trend_figures.FIGURE_5,
+    approximate_figure.FIGURE,
+    discoverable_figure.FIGURE,
     plainness_figures.WHITESPACE_FIGURE,
     plainness_figures.ENTROPY_FIGURE,
 )

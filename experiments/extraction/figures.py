@@ -55,8 +55,23 @@ def draw_by_repetitions(trend: Trend) -> matplotlib.figure.Figure:
 
 def draw_by_context(trend: Trend) -> matplotlib.figure.Figure:
     """Figure 1c: a line for each model, with intervals."""
+    return _draw_models(
+        trend, "Extractable fraction by context", "tokens of context", trend.contexts
+    )
+
+
+def draw_by_length(trend: Trend) -> matplotlib.figure.Figure:
+    """Figure 2b: a line for each model, with intervals."""
+    return _draw_models(
+        trend, "Extractable fraction by length", "tokens of the window", trend.lengths
+    )
+
+
+def _draw_models(
+    trend: Trend, title: str, xlabel: str, x_T: Sequence[int]
+) -> matplotlib.figure.Figure:
     figure = panels.new_figure()
-    ax = _panel(figure, "Extractable fraction by context", trend)
+    ax = _panel(figure, title, trend)
     shifts = panels.shifts(len(trend.series))
     for (series, color, marker), shift in zip(
         _styled(trend.series), shifts, strict=True
@@ -65,8 +80,8 @@ def draw_by_context(trend: Trend) -> matplotlib.figure.Figure:
         x, y = _coordinates(series, _extracted, shift)
         style = panels.line_style(color, marker, series.baseline)
         ax.plot(x, y, **style, label=_model_name(series))
-    _log_axis(ax, trend, "tokens of context")
-    ax.set_xticks(panels.ticks(trend.contexts))
+    _log_axis(ax, trend, xlabel)
+    ax.set_xticks(panels.ticks(x_T))
     panels.legend(figure, ax)
     return figure
 

@@ -7,6 +7,7 @@ from typing import Any
 import matplotlib
 import matplotlib.figure
 import numpy as np
+import polars as pl
 from matplotlib import axes, ticker
 
 # Viridis orders models and lengths by lightness, which survives colour blindness and
@@ -56,6 +57,35 @@ def panel(
     return ax
 
 
+def draw_line(
+    ax: axes.Axes,
+    table: pl.DataFrame,
+    x: str,
+    y: str,
+    color: str,
+    index: int,
+    label: str,
+    shift: float = 1.0,
+) -> None:
+    """A line with a marker and an interval at each point.
+
+    Args:
+      ax: A panel.
+      table: Its columns `x`, `y`, `y`_lower and `y`_upper are drawn.
+      x: Name of a column.
+      y: Name of a column.
+      color: Of the line.
+      index: Which marker it has; odd ones are dashed, with hollow markers.
+      label: For the legend.
+      shift: Factor of x, see `shifts`.
+    """
+    x_K = shift * table[x].to_numpy()
+    low_K, high_K = (table[f"{y}_{end}"].to_numpy() for end in ("lower", "upper"))
+    ax.vlines(x_K, low_K, high_K, color=color, linewidth=1, alpha=0.7)
+    style = line_style(color, marker(index), index % 2 == 1)
+    ax.plot(x_K, table[y].to_numpy(), **style, label=label)
+
+
 def log_axis(ax: axes.Axes, x: Sequence[float], xlabel: str) -> None:
     """A logarithmic x axis around the points; y from 0 to the highest that is drawn.
 
@@ -99,12 +129,15 @@ def ticks(x: Sequence[float]) -> list[float]:
     return chosen
 
 
-def legend(figure: matplotlib.figure.Figure, ax: axes.Axes) -> None:
-    """The names of what `ax` shows, below the panels."""
-    handles, labels = ax.get_legend_handles_labels()
+def legend(figure: matplotlib.figure.Figure, *panels: axes.Axes) -> None:
+    """The names of what these panels show, below all of them."""
+    entries = [
+        entry
+        for ax in panels
+        for entry in zip(*ax.get_legend_handles_labels(), strict=True)
+    ]
     figure.legend(
-        handles,
-        labels,
+        *zip(*entries, strict=True),
         loc="outside lower center",
         ncols=2 if len(figure.axes) == 1 else 5,
         fontsize=8,

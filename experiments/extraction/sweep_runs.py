@@ -49,7 +49,8 @@ _FURTHER: dict[str, Any] = {
     "samples_extracted": pl.Int32(),
     "num_targets": pl.Int32(),
 }
-_COLUMNS = _FACTS | _DETAILS | _FURTHER
+COLUMNS = _FACTS | _DETAILS | _FURTHER
+"""The columns of records, and their types; a record's `cluster` is i64."""
 
 ROUNDING = 1e-3
 """By so much, times the value if that is above 1, two passes over one record differ at
@@ -435,7 +436,7 @@ def _check_values(
     extracted, correct = pl.col("extracted"), pl.col("tokens_correct")
     mismatch, targets = pl.col("first_mismatch"), pl.col("num_targets")
     too_long = pl.col("context") + (suffix_length or 0) > pl.col("length")
-    floats = [name for name, kind in _COLUMNS.items() if kind == pl.Float32()]
+    floats = [name for name, kind in COLUMNS.items() if kind == pl.Float32()]
     faults = {
         "lacks a value": pl.any_horizontal(pl.col(*_FACTS, "num_targets").is_null()),
         f"has a window that {CLUSTERS} lacks": pl.col("cluster").is_null(),

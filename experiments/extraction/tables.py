@@ -40,6 +40,13 @@ def by_context(trend: Trend) -> pl.DataFrame:
     )
 
 
+def by_length(trend: Trend) -> pl.DataFrame:
+    """Figure 2b: a row for each model and length."""
+    return _rows(
+        trend, lambda series, point: {**_model(series), "length": int(point.x)}
+    )
+
+
 def by_length_and_context(trend: Trend) -> pl.DataFrame:
     """Figure 5: a row for each length and context."""
     return _rows(
@@ -120,7 +127,7 @@ def set_matrix(totals: pl.DataFrame, pairs: pl.DataFrame) -> list[list[str]]:
       totals: As `memorized_sets.totals` has them, of one length and context.
       pairs: As `memorized_sets.pairs` has them, of the same.
     """
-    summary = totals.select("model", "params", "memorized", "only")
+    summary = totals.select("model", "params", "memorized", "only", "only_strict")
     differences = {
         (model, other): f"{count:,}"
         for model, other, count in pairs.select(
@@ -157,7 +164,11 @@ _HEADERS = {
     "near_ties": "near-ties",
     "memorized": "memorised",
     "only": "by it alone",
+    "only_strict": "the same, strictly",
     "difference": "difference, pp",
+    "gain": "gain, pp",
+    "mean_gain": "mean gain, pp",
+    "largest_gain": "largest gain, pp",
 }
 
 
@@ -172,7 +183,7 @@ _FORMATS = {
     "clustered_z": "+.2f",
 }
 # In points, with a sign.
-_DIFFERENCES = ("slope", "difference")
+_DIFFERENCES = ("slope", "difference", "gain", "mean_gain", "largest_gain")
 
 
 def p_value(p: float) -> str:

@@ -1,8 +1,14 @@
-"""How memorization grows: Figures 1a, 1b, 1c and 5 of Carlini et al. 2023."""
+"""How memorization grows: Figures 1, 2a, 2b and 5 of Carlini et al. 2023.
 
+Figures 1 are about windows sampled by how often they occur; Figures 2a and 2b take
+their place for windows at random positions of the corpus.
+"""
+
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from experiments.extraction import figures, tables, trends
+from experiments.extraction.dataset_config import UNIFORM
 from experiments.extraction.report_figure import Choices, Figure, LeftOut
 from experiments.extraction.sweep_runs import SweepRuns
 from experiments.extraction.trends import Series, Trend
@@ -11,11 +17,13 @@ _NO_WINDOW = LeftOut("no window fits it")
 
 
 def _measure(
-    trend_of: Callable[[SweepRuns, Choices], Trend],
+    trend_of: Callable[[SweepRuns, Choices], Trend], uniform: bool | None = None
 ) -> Callable[[SweepRuns, Choices], Trend | LeftOut | None]:
     def measure(runs: SweepRuns, choices: Choices) -> Trend | LeftOut | None:
         # Models that fill blanks continue no prompt: Figures 4a and 4b are about them.
         if runs.masking:
+            return None
+        if uniform is not None and uniform != (runs.sample == UNIFORM):
             return None
         trend = trend_of(runs, choices)
         return trend if trend.series else _NO_WINDOW
@@ -42,7 +50,9 @@ def _series(trend: Trend) -> Sequence[Series]:
 FIGURE_1A = Figure(
     name="figure_1a",
     title="Figure 1a: model size",
-    measure=_measure(lambda runs, choices: trends.by_parameters(runs, choices.seed)),
+    measure=_measure(
+        lambda runs, choices: trends.by_parameters(runs, choices.seed), uniform=False
+    ),
     caption=_caption(
         "Fraction of windows that are extractable against the number of parameters: "
         "the mean over lengths ({lengths}) of the fraction at each length. {sample}, "
@@ -56,7 +66,9 @@ FIGURE_1A = Figure(
 FIGURE_1B = Figure(
     name="figure_1b",
     title="Figure 1b: repetitions",
-    measure=_measure(lambda runs, choices: trends.by_repetitions(runs, choices.seed)),
+    measure=_measure(
+        lambda runs, choices: trends.by_repetitions(runs, choices.seed), uniform=False
+    ),
     caption=_caption(
         "Fraction of windows that are extractable against how often they occur in the "
         "corpus, all lengths ({lengths}) pooled. A bucket stands at the geometric mean "
@@ -71,7 +83,9 @@ FIGURE_1B = Figure(
 FIGURE_1C = Figure(
     name="figure_1c",
     title="Figure 1c: context",
-    measure=_measure(lambda runs, choices: trends.by_context(runs, choices.seed)),
+    measure=_measure(
+        lambda runs, choices: trends.by_context(runs, choices.seed), uniform=False
+    ),
     caption=_caption(
         "Fraction of windows that are extractable against the tokens of context, all "
         "numbers of occurrences pooled; windows of length l are prompted by their "
@@ -81,6 +95,46 @@ FIGURE_1C = Figure(
     ),
     draw=figures.draw_by_context,
     table=tables.by_context,
+    fitted=_series,
+)
+
+
+def _random(trend: Trend) -> Trend:
+    return dataclasses.replace(trend, about=f"random windows, {trend.about}")
+
+
+FIGURE_2A = Figure(
+    name="figure_2a",
+    title="Figure 2a: model size, random windows",
+    measure=_measure(
+        lambda runs, choices: _random(trends.by_parameters(runs, choices.seed)),
+        uniform=True,
+    ),
+    caption=_caption(
+        "Fraction of windows at random positions of the corpus that are extractable, "
+        "against the number of parameters: the mean over lengths ({lengths}) of the "
+        "fraction at each length. {sample}, the same for every model. Bars are 95 % "
+        "intervals, dotted lines log-linear fits."
+    ),
+    draw=figures.draw_by_parameters,
+    table=tables.by_parameters,
+    fitted=_series,
+)
+FIGURE_2B = Figure(
+    name="figure_2b",
+    title="Figure 2b: length, random windows",
+    measure=_measure(
+        lambda runs, choices: _random(trends.by_length(runs, choices.seed)),
+        uniform=True,
+    ),
+    caption=_caption(
+        "Fraction of windows at random positions of the corpus that are extractable, "
+        "against their length l; the prompt is their first l - {suffix_length} tokens. "
+        "{sample}, the same for every model. Bars are 95 % intervals; lines are moved "
+        "sideways a little. Of the baselines, the largest is shown."
+    ),
+    draw=figures.draw_by_length,
+    table=tables.by_length,
     fitted=_series,
 )
 

@@ -127,6 +127,21 @@ def by_context(runs: SweepRuns, seed: int) -> Trend:
     return _trend(records, series, about)
 
 
+def by_length(runs: SweepRuns, seed: int) -> Trend:
+    """Figure 2b: the fraction against the length of windows, as in `by_context`.
+
+    An empty prompt is one of the windows as long as the suffix.
+    """
+    records = protocol_records(runs)
+    lengths = records["length"].unique().sort().to_numpy()
+    series = [
+        _line(records, model, "length", lengths, seed)
+        for model in members_and_a_baseline(runs.models)
+        if len(records)
+    ]
+    return _trend(records, series, "full context")
+
+
 def by_length_and_context(runs: SweepRuns, bucket: int | None) -> Trend:
     """Figure 5: a line for each length against context, in one bucket.
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from experiments.extraction import byte_pairs, evaluation_set
+from experiments.extraction import byte_pairs, evaluation_set, sweep_runs
 
 SUFFIX_LENGTH = 50
 MEMBERS = {"tiny": 120_000, "small": 450_000, "medium": 1_100_000, "large": 3_600_000}
@@ -261,6 +261,66 @@ def config_of(
             **derived,
         },
     }
+
+
+def runs_of(
+    columns: dict[str, Sequence[Any]],
+    members: dict[str, int] | None = None,
+    baselines: dict[str, int] | None = None,
+    **settings: Any,
+) -> sweep_runs.SweepRuns:
+    """What is read of a sweep with these records, and no files.
+
+    Unless `columns` have it otherwise, each window is a cluster of its own, is 100
+    tokens long and prompted by 50, occurs as often as the lowest count of its bucket,
+    and was put to the first model. `settings` are attributes of the runs.
+    """
+    members = {"model": 1_000_000} if members is None else members
+    models = tuple(
+        sweep_runs.Model(name, f"runs/{name}", params, baseline)
+        for group, baseline in ((members, False), (baselines or {}, True))
+        for name, params in group.items()
+    )
+    params = {model.name: model.params for model in models}
+    size = max(map(len, columns.values()))
+    rows = pl.DataFrame(
+        {
+            "window_id": range(size),
+            "model": [models[0].name] * size,
+            "bucket": [0] * size,
+            "cluster": range(size),
+            **columns,
+        }
+    )
+    count = np.ceil(2 ** (rows["bucket"].to_numpy() / 4) - 1e-9).astype(np.int64)
+    defaults = {
+        "params": rows["model"].replace_strict(params),
+        "length": pl.lit(100),
+        "context": pl.lit(50),
+        "count": pl.Series(count),
+        "extracted": pl.lit(False),
+        "num_targets": pl.lit(SUFFIX_LENGTH),
+    }
+    kinds = {**sweep_runs.COLUMNS, "cluster": pl.Int64()}
+    kinds["model"] = pl.Enum([model.name for model in models])
+    missing = {
+        name: defaults.get(name, pl.lit(None))
+        for name in kinds
+        if name not in rows.columns
+    }
+    return sweep_runs.SweepRuns(
+        **{
+            "sweeps": (sweep_runs.Sweep(pathlib.Path("sweep"), "7a"),),
+            "models": models,
+            "windows": "data/windows",
+            "windows_sha256": "5e1f",
+            "num_windows": rows["window_id"].n_unique(),
+            "precision": "highest",
+            "suffix_length": SUFFIX_LENGTH,
+            "records": rows.with_columns(**missing).select(*kinds).cast(kinds),
+            **settings,
+        }
+    )
 
 
 def write(

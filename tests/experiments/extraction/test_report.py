@@ -18,24 +18,20 @@ WINDOWS = fake_sweeps.make_windows(per_bucket=12)
 MEMBERS = {"small": 100_000, "large": 5_000_000}
 BASELINES = {"other": 100_000}
 TEXT = "".join(f"line {i} of a text\n" for i in range(200))
-TABLES = (
-    "figure_1a",
-    "figure_1b",
-    "figure_1c",
-    "figure_5",
-    "fits",
-    "models",
-    "windows",
-    "table_1",
-    "table_1_models",
-)
-FILES = {
-    "report.json",
-    "report.md",
-    "report.html",
-    *(f"figure_{name}.png" for name in ("1a", "1b", "1c", "5")),
-    *(f"tables/{name}.{kind}" for name in TABLES for kind in ("csv", "md")),
-}
+FIGURES = ("figure_1a", "figure_1b", "figure_1c", "figure_5", "discoverable")
+TABLES = (*FIGURES, "fits", "models", "windows", "table_1", "table_1_models")
+
+
+def files_of(figures, more_tables=()):
+    tables = {*figures, *more_tables, *TABLES[len(FIGURES) :]}
+    return {
+        *("report.json", "report.md", "report.html"),
+        *(f"{name}.png" for name in figures),
+        *(f"tables/{name}.{kind}" for name in tables for kind in ("csv", "md")),
+    }
+
+
+FILES = files_of(FIGURES)
 
 
 @pytest.fixture
@@ -69,10 +65,10 @@ def test_the_report_is_complete_and_the_same_each_time(sweep, tmp_path, capsys):
     folder = report.report([sweep], str(tmp_path / "out"))
     assert contents(folder).keys() == FILES
     page = (folder / "report.md").read_text()
-    for name in TABLES[:5]:
+    for name in (*FIGURES, "fits"):
         assert f"(tables/{name}.csv)" in page
         assert (folder / f"tables/{name}.md").read_text() in page
-    for name in TABLES[:4]:
+    for name in FIGURES:
         assert f"({name}.png)" in page
         assert matplotlib.image.imread(folder / f"{name}.png").std() > 0.02
     assert f"`{sweep}`" in page
@@ -81,7 +77,7 @@ def test_the_report_is_complete_and_the_same_each_time(sweep, tmp_path, capsys):
     assert "144 windows in" in page
     assert "(report.html)" in page
     html = (folder / "report.html").read_text()
-    for name in TABLES[:4]:
+    for name in FIGURES:
         picture = (folder / f"{name}.png").read_bytes()
         assert f"base64,{base64.b64encode(picture).decode()}" in html
     fits = (folder / "tables/fits.md").read_text()
@@ -90,6 +86,60 @@ def test_the_report_is_complete_and_the_same_each_time(sweep, tmp_path, capsys):
     assert windows["windows"].to_list() == [12] * 12
     again = report.report([sweep], str(tmp_path / "again"))
     assert contents(again) == contents(folder)
+
+
+def test_a_sweep_that_measured_everything_has_every_figure(tmp_path):
+    further = (
+        fake_sweeps.with_plainness,
+        fake_sweeps.with_near_misses,
+        fake_sweeps.with_anywhere,
+        fake_sweeps.with_beams,
+        fake_sweeps.with_scheme(samples=9),
+    )
+    sweep = fake_sweeps.write(
+        tmp_path / "sweep",
+        WINDOWS,
+        MEMBERS | {"twin": 5_000_000},
+        BASELINES,
+        text=TEXT,
+        further=further,
+        config={"beams": 7, "samples": 9, "top_k": 40},
+        sample="by_count",
+    )
+    folder = report.report([sweep], str(tmp_path / "out"))
+    figures = {*FIGURES, "figure_2c_beams", "figure_2c_anywhere", "figure_4c"}
+    figures |= {"approximate", "whitespace", "entropy"}
+    tables = {"figure_2c_beams_summary", "figure_2c_anywhere_summary"}
+    tables |= {"figure_4c_tests", "whitespace_buckets", "entropy_buckets"}
+    assert contents(folder).keys() == files_of(figures, tables)
+    page, html = ((folder / f"report.{kind}").read_text() for kind in ("md", "html"))
+    for name in figures:
+        picture = (folder / f"{name}.png").read_bytes()
+        assert matplotlib.image.imread(folder / f"{name}.png").std() > 0.02
+        assert f"base64,{base64.b64encode(picture).decode()}" in html
+        assert f"({name}.png)" in page
+        assert f"(tables/{name}.csv)" in page
+    for name in tables:
+        assert f"(tables/{name}.csv)" in page
+    for words in ("most likely of 7 beams", "40 likeliest tokens", "Of 9 draws"):
+        assert words in page
+        assert words in html
+
+
+@pytest.mark.usefixtures("quick")
+def test_random_windows_have_figures_of_their_own(tmp_path):
+    sweep = fake_sweeps.write(
+        tmp_path / "sweep", WINDOWS, MEMBERS, BASELINES, sample="uniform"
+    )
+    folder = report.report([sweep], str(tmp_path / "out"))
+    figures = {"figure_2a", "figure_2b", "figure_5", "discoverable"}
+    assert contents(folder).keys() == files_of(figures)
+    fits = pl.read_csv(folder / "tables/fits.csv")
+    assert set(fits["figure"]) == {"figure_2a", "figure_2b"}
+    page = (folder / "report.md").read_text()
+    assert "Figure 1" not in page
+    lengths = pl.read_csv(folder / "tables/figure_2b.csv")
+    assert lengths["length"].to_list() == [100, 200, 500] * 3
 
 
 @pytest.mark.usefixtures("quick")
