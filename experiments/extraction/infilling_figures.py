@@ -111,7 +111,10 @@ def _blanks(runs: SweepRuns) -> str:
 
 def _draw_sizes(shown: Sizes) -> matplotlib.figure.Figure:
     figure = panels.new_figure()
-    about = [shown.trend.about, shown.trend.sample]
+    about = [
+        f"{shown.trend.about}; {shown.trend.sample}",
+        "dark ± 1 standard deviation of the lengths, light least to most",
+    ]
     ax = panels.panel(figure, "Blanks filled perfectly, by model size", about)
     ax.set_ylabel(_FILLED)
     spread = {row["model"]: row for row in shown.spread.iter_rows(named=True)}
@@ -132,7 +135,8 @@ def _draw_sizes(shown: Sizes) -> matplotlib.figure.Figure:
             strict=True,
         )
         ax.vlines(x, lower, upper, color=color, linewidth=1, alpha=0.7)
-        style = panels.line_style(color, "s" if series.baseline else "o")
+        marker = "s" if series.baseline else "o"
+        style = panels.line_style(color, marker, series.baseline)
         ax.plot(x, mean, **style, label=series.name)
     panels.log_axis(ax, shown.lengths["params"].to_list(), "parameters")
     panels.legend(figure, ax)

@@ -40,8 +40,8 @@ resampled clusters (seed {seed}), drawn once for all points, so that windows tha
 models share stay shared. It is too narrow where only a handful of clusters have
 anything extracted.""",
     """\
-*Ties* are windows of which a suffix token shares the top logit; *near-ties* those of
-which the least margin (logit of the true token less the best other) is within
+*Ties* are windows of which a token to predict shares the top logit; *near-ties* those
+of which the least margin (logit of the true token less the best other) is within
 {near_tie:g} of 0, where rounding may turn the verdict.""",
 )
 

@@ -160,10 +160,12 @@ def _caption(shown: TrainingSets, runs: SweepRuns) -> str:
         f"parameters, all lengths pooled. {shown.windows:,} windows in "
         f"{shown.clusters:,} clusters, the same for every model. Bands are 95 % "
         f"intervals. The others are compared with `{first}`, the first of the sweep. "
-        f"{findings} p takes clusters as the unit; the CSV of the tests has that of "
-        "the two-proportion z test as well, for which windows are independent, and "
-        "each bucket. Where fewer than six clusters differ, no p is below 0.05 "
-        "whatever models do."
+        f"{findings} p is the probability that the clusters' differences add up to as "
+        "much if each is as likely to be in favour of either model; where fewer than "
+        "six clusters differ it is never below 0.05. Intervals are wide where few "
+        "clusters differ, and may then hold 0 even if p is small. "
+        "tables/figure_4c_tests.csv has each bucket, and also the two-proportion z "
+        "test, for which windows are independent."
     )
 
 

@@ -78,7 +78,8 @@ def compare(
     ratio estimator's), with two made-up clusters of the size that a window sees on
     average: half of one each in favour of either model, and one in favour of neither.
     Where each cluster has one window it is that of Agresti & Min (2005). It is no
-    inversion of either test, and wide where few clusters differ.
+    inversion of either test: where few clusters differ it is wide, and may hold 0 even
+    if p is small.
 
     In simulations of models that are equally good, with 5 to 1,000 clusters of 1 to 20
     windows, the pooled test called 0.5 to 38 % of differences significant at 5 %, the

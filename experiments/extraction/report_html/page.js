@@ -355,8 +355,11 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey) {
     event.preventDefault();
     byId("filter").focus();
-  } else if (event.key === "Escape" && !typing && byId("windows").contains(event.target)) {
-    focusRow(state.focused);
+  } else if (event.key === "Escape" && byId("windows").contains(event.target)) {
+    // A list that is open closes, and a text to look for goes, before the row is back.
+    const { target } = event;
+    const isBusy = target.matches("select") || (target.id === "filter" && target.value !== "");
+    if (!isBusy) focusRow(state.focused);
   }
 });
 filters.addEventListener("input", (event) => {

@@ -399,3 +399,56 @@ def test_the_command_line(sweep, tmp_path):
         check=True,
     )
     assert done.stdout.splitlines()[-1] == f"Report folder: {tmp_path / 'out'}"
+
+
+@pytest.mark.usefixtures("quick")
+def test_table_1_has_the_stricter_rule_where_the_corpus_was_searched(sweep, tmp_path):
+    page = page_of(sweep, tmp_path)
+    assert "so this is the plain rule" in page
+    assert "the same, strictly" not in page
+    searched = fake_sweeps.write(
+        tmp_path / "searched",
+        WINDOWS,
+        MEMBERS,
+        BASELINES,
+        (50, 150, 450),
+        further=[fake_sweeps.with_anywhere],
+    )
+    folder = report.report([searched], str(tmp_path / "strict"))
+    models = pl.read_csv(folder / "tables/table_1_models.csv")
+    only = {
+        row["model"]: (row["only"], row["only_strict"])
+        for row in models.filter(length=100, context=50).iter_rows(named=True)
+    }
+    assert only["other"] == (None, None)
+    assert 0 < only["large"][1] < only["large"][0]
+    page = (folder / "report.md").read_text()
+    assert "the same, strictly" in page
+    assert f"only the largest (large): {only['large'][0]}. *Strictly*" in page
+    assert f"only the largest (large): {only['large'][1]}." in page
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_report_on_blanks_is_about_blanks(tmp_path):
+    sweep = fake_sweeps.write(
+        tmp_path / "sweep",
+        WINDOWS,
+        MEMBERS,
+        BASELINES,
+        text=TEXT,
+        further=[fake_sweeps.with_masking, lambda records: records.drop("generated")],
+        masking="spans",
+        suffix_length=None,
+    )
+    folder = report.report([sweep], str(tmp_path / "out"))
+    pictures = {path.name for path in folder.glob("*.png")}
+    assert pictures == {"figure_4a.png", "figure_4b.png"}
+    page = (folder / "report.md").read_text()
+    assert "windows of 100 tokens, of which 15 were dropped and given to" in page
+    assert "dropped in random spans of three on average" in page
+    for foreign in ("suffix", "Suffix", "prompted", "shorter prompt", "Figures 1a"):
+        assert foreign not in page
+    html = (folder / "report.html").read_text()
+    data = json.loads(html.split('id="data">')[1].split("</script>")[0])
+    assert data["suffix_length"] is None
+    assert {row["targets"] for row in data["rows"]} == {27, 53, 132}
