@@ -20,6 +20,8 @@ P = (0.1, 0.5, 0.9)
 """With at least these probabilities the suffix is drawn."""
 
 MOST_QUERIES = 10**6
+# Three bands over each other cannot be told apart.
+_WITH_BAND = 0.5
 _POINTS_PER_TENFOLD = 5
 
 
@@ -30,9 +32,9 @@ class Discovery:
     Attributes:
       model: The largest model trained on the corpus of which it is known.
       scheme: How suffixes are drawn.
-      rates: Of each p and n: model, params, p, queries (n), discoverable with its
-        interval, windows, clusters.
-      greedy: The fraction that greedy decoding extracts.
+      rates: Of each n: model, params, queries (n), for each p `column_of(p)` with its
+        interval, extracted (by greedy decoding, whatever n is) likewise, windows,
+        clusters.
       sample: How many windows, in words.
       drawn: Of the draws that were made, their number, the share of windows whose
         suffix was among them, and the share to be expected; None if none were made.
@@ -41,7 +43,6 @@ class Discovery:
     model: Model
     scheme: Scheme
     rates: pl.DataFrame
-    greedy: Estimate
     sample: str
     drawn: tuple[int, float, float] | None
 
@@ -71,7 +72,6 @@ def measure(runs: SweepRuns, choices: Choices) -> Discovery | None:
         model,
         scheme,
         _rates(model, rows, log_probability_N),
-        estimates.mean(rows, rows["extracted"].to_numpy()),
         one_model.sample(rows),
         _drawn(rows, log_probability_N, runs.samples),
     )
@@ -80,25 +80,31 @@ def measure(runs: SweepRuns, choices: Choices) -> Discovery | None:
 def _rates(
     model: Model, rows: pl.DataFrame, log_probability_N: np.ndarray
 ) -> pl.DataFrame:
+    least = {p: discoverable.least_queries(log_probability_N, p) for p in P}
     found: list[dict[str, Any]] = []
-    for p in P:
-        least_N = discoverable.least_queries(log_probability_N, p)
-        for n in queries().tolist():
-            share = estimates.mean(rows, least_N <= n)
-            found.append(
-                {
-                    "model": model.name,
-                    "params": model.params,
-                    "p": p,
-                    "queries": n,
-                    "discoverable": share.value,
-                    "discoverable_lower": share.lower,
-                    "discoverable_upper": share.upper,
-                    "windows": len(rows),
-                    "clusters": rows["cluster"].n_unique(),
-                }
-            )
-    return pl.DataFrame(found)
+    for n in queries().tolist():
+        row = {"model": model.name, "params": model.params, "queries": n}
+        for p, least_N in least.items():
+            row |= _columns(column_of(p), estimates.mean(rows, least_N <= n))
+        found.append(row)
+    return pl.DataFrame(found).with_columns(
+        **_columns("extracted", estimates.mean(rows, rows["extracted"].to_numpy())),
+        windows=pl.lit(len(rows), pl.Int64),
+        clusters=pl.lit(rows["cluster"].n_unique(), pl.Int64),
+    )
+
+
+def column_of(p: float) -> str:
+    """Where the table has the shares of windows that are (n, p)-discoverable."""
+    return f"discoverable_{p:g}"
+
+
+def _columns(name: str, share: Estimate) -> dict[str, float]:
+    return {
+        name: share.value,
+        f"{name}_lower": share.lower,
+        f"{name}_upper": share.upper,
+    }
 
 
 def _drawn(
@@ -111,20 +117,21 @@ def _drawn(
     # 1 - (1 - p)^n, without losing small p.
     with np.errstate(divide="ignore"):
         expected_N = -np.expm1(samples * np.log1p(-probability_N))
-    return samples, float((extracted > 0).mean()), float(expected_N.mean())  # type: ignore[arg-type]
+    seen_N = extracted.to_numpy() > 0
+    return samples, float(seen_N.mean()), float(expected_N.mean())
 
 
 def _caption(shown: Discovery, runs: SweepRuns) -> str:
-    at = shown.rates.filter((pl.col("p") == 0.5) & (pl.col("queries") == MOST_QUERIES))
+    last = shown.rates.row(-1, named=True)
     text = (
         f"Share of windows that are (n, p)-discoverable (Hayes et al. 2025, arXiv "
         f"2410.19482): n draws from {shown.model.name} ({shown.scheme}) give the "
         "suffix at least once with probability p or more, as computed from the "
         f"suffix's probability. {shown.sample}, prompted with all but the suffix, all "
-        "lengths and numbers of occurrences pooled; bands are 95 % intervals. The "
-        "dashed line "
-        f"is what greedy decoding extracts, {100 * shown.greedy.value:.2f} %; with p = "
-        f"0.5 it is {100 * at['discoverable'][0]:.2f} % at n = {MOST_QUERIES:,}."
+        "lengths and numbers of occurrences pooled; the band is the 95 % interval for "
+        f"p = {_WITH_BAND:g}, and the table has those of the others. The dashed line is "
+        f"what greedy decoding extracts, {100 * last['extracted']:.2f} %; with p = "
+        f"0.5 it is {100 * last[column_of(0.5)]:.2f} % at n = {MOST_QUERIES:,}."
     )
     if shown.drawn is None:
         return text
@@ -141,23 +148,19 @@ def _draw(shown: Discovery) -> matplotlib.figure.Figure:
     about = [f"{shown.model.name}, {shown.scheme}", f"{shown.sample}; 95 % intervals"]
     ax = panels.panel(figure, "Discoverable windows by number of draws", about)
     for i, (p, color) in enumerate(zip(P, panels.shades(len(P)), strict=True)):
-        own = shown.rates.filter(pl.col("p") == p)
+        y = column_of(p)
         x_K, y_K, low_K, high_K = (
-            own[name].to_numpy()
-            for name in (
-                "queries",
-                "discoverable",
-                "discoverable_lower",
-                "discoverable_upper",
-            )
+            shown.rates[name].to_numpy()
+            for name in ("queries", y, f"{y}_lower", f"{y}_upper")
         )
-        ax.fill_between(x_K, low_K, high_K, color=color, alpha=0.18, linewidth=0)
+        if p == _WITH_BAND:
+            ax.fill_between(x_K, low_K, high_K, color=color, alpha=0.18, linewidth=0)
         style = panels.line_style(color, panels.marker(i)) | {
             "markevery": _POINTS_PER_TENFOLD
         }
         ax.plot(x_K, y_K, **style, label=f"p = {p:g}")
     ax.axhline(
-        shown.greedy.value,
+        shown.rates["extracted"][0],
         color=panels.ACCENT,
         linestyle="--",
         linewidth=1.4,

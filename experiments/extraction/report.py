@@ -9,15 +9,28 @@ Writes
   report.md       shows all the rest
   report.html     the same in one file that needs no other and no network, and windows
                   to browse: the prompt, the truth, and what each model made of it
-  figure_1a.png   fraction of windows that are extractable, against parameters
-  figure_1b.png   against how often a window occurs in the corpus
-  figure_1c.png   against the tokens of context
-  figure_5.png    against the tokens of context, for each length of window
+  FIGURE.png      each of the figures below that the sweeps have the records for
   tables/         the numbers of each figure, the log-linear fits, the models, the
                   windows in each bucket, and Table 1 (what one model memorised and
                   another did not): CSV in full precision, and Markdown
 
-(the figures of Carlini et al. 2023, arXiv 2202.07646). Windows are not independent:
+FIGURE is, with the numbers of Carlini et al. 2023 (arXiv 2202.07646),
+
+  figure_1a           fraction of windows that are extractable, against parameters
+  figure_1b           against how often a window occurs in the corpus
+  figure_1c           against the tokens of context
+  figure_2a, 2b       of random windows: against parameters, and against their length
+  figure_2c_beams     greedy decoding beside beam search (sweep with --config.beams)
+  figure_2c_anywhere  the true suffix beside a match anywhere in the corpus (sweep with
+                      --config.decode and --config.corpus)
+  figure_4a, 4b       of T5 models that fill blanks: against parameters, and occurrences
+  figure_4c           of models of one size: one line for each training set
+  figure_5            against the tokens of context, for each length of window
+  approximate         suffixes that are nearly right (sweep with --config.decode)
+  discoverable        windows that n draws discover, against n
+  whitespace, entropy against how plain the text of a window is
+
+Windows are not independent:
 intervals and fits take the repeated passage in which windows lie as the unit (see
 cluster_statistics.py).
 

@@ -14,9 +14,10 @@ COLUMNS = {"extracted": [True, False, True, False], "suffix_logprob": LOGPROBS}
 
 
 def share(shown, p, n):
-    (row,) = shown.rates.filter(p=p, queries=n).to_dicts()
-    assert row["discoverable_lower"] <= row["discoverable"] <= row["discoverable_upper"]
-    return row["discoverable"]
+    name = discoverable_figure.column_of(p)
+    (row,) = shown.rates.filter(queries=n).to_dicts()
+    assert row[f"{name}_lower"] <= row[name] <= row[f"{name}_upper"]
+    return row[name]
 
 
 def test_shares_by_hand():
@@ -26,7 +27,7 @@ def test_shares_by_hand():
     # With p = 0.9: 0.4^3 <= 0.1 < 0.4^2, and 0.87^17 <= 0.1 < 0.87^16.
     assert [share(shown, 0.9, n) for n in (2, 3, 16, 25)] == [0.25, 0.5, 0.5, 0.75]
     assert share(shown, 0.1, 1) == 0.75
-    assert shown.greedy.value == 0.5
+    assert shown.rates["extracted"].unique().to_list() == [0.5]
     assert shown.scheme == Scheme(1.0, None)
     assert shown.drawn is None
 
@@ -37,11 +38,11 @@ def test_rates_are_those_of_discoverable_py_and_grow():
     runs = fake_sweeps.runs_of({"suffix_logprob": logprob_N, "bucket": [0] * 200})
     shown = discoverable_figure.measure(runs, Choices())
     for p in discoverable_figure.P:
-        own = shown.rates.filter(p=p)
-        assert own["queries"].to_list() == discoverable_figure.queries().tolist()
-        for n, found in own.select("queries", "discoverable").rows():
+        name = discoverable_figure.column_of(p)
+        for n, found in shown.rates.select("queries", name).rows():
             assert found == pytest.approx(discoverable.rate(logprob_N, n, p))
-        assert own["discoverable"].is_sorted()
+        assert shown.rates[name].is_sorted()
+    assert shown.rates["queries"].to_list() == discoverable_figure.queries().tolist()
 
 
 def test_a_scheme_takes_the_place_of_the_plain_model():
