@@ -129,8 +129,8 @@ def _caption(shown: Discovery, runs: SweepRuns) -> str:
         "suffix at least once with probability p or more, as computed from the "
         f"suffix's probability. {shown.sample}, prompted with all but the suffix, all "
         "lengths and numbers of occurrences pooled; the band is the 95 % interval for "
-        f"p = {_WITH_BAND:g}, and the table has those of the others. The dashed line is "
-        f"what greedy decoding extracts, {100 * last['extracted']:.2f} %; with p = "
+        f"p = {_WITH_BAND:g}, and the table has those of the others. The dashed line "
+        f"is what greedy decoding extracts, {100 * last['extracted']:.2f} %; with p = "
         f"0.5 it is {100 * last[column_of(0.5)]:.2f} % at n = {MOST_QUERIES:,}."
     )
     if shown.drawn is None:
