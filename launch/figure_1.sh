@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# From the standard library's sources to Figures 1 and 5: corpora with planted repeats, an
-# evaluation set, models that saw the corpus and models that did not, the sweep, the
-# report. Repeated, the command goes on where it was stopped.
+# From the standard library's sources to Figures 1, 3, 5 to 13 and Table 1: corpora with
+# planted repeats, an evaluation set, models that saw the corpus and models that did not,
+# the sweep, the report. Repeated, the command goes on where it was stopped.
 #
 #   bash launch/figure_1.sh [SCALE [OUT]]
 #
 # SCALE: stdlib (four sizes, an hour or more on two busy cores; the default), quickstart (two
 # sizes, four minutes), or tiny (to see it run). OUT is runs/figure_1_SCALE by default.
 set -euo pipefail
-. "$(dirname "$0")/environment.sh"
+. "$(dirname "$0")/extraction.sh"
 
 scale=${1:-stdlib}
 out=${2:-runs/figure_1_$scale}
@@ -35,28 +35,6 @@ case $scale in
     ;;
 esac
 
-run() {
-  local binary=$1
-  shift
-  python -m "experiments.extraction.$binary" "$@"
-}
-
-train() { # CORPUS NAME...
-  local corpus=$1 name
-  shift
-  for name in "$@"; do
-    run train_lm --config="experiments/extraction/configs/stdlib_$name.py" \
-      --config.corpus="tokens:$out/${corpus}_corpus" --config.num_steps="$steps" \
-      --config.out="$out/${corpus}_$name"
-  done
-}
-
-folders() { # CORPUS NAME...: their run folders, with commas between
-  local corpus=$1
-  shift
-  printf "$out/${corpus}_%s\n" "$@" | paste -sd, -
-}
-
 # Members of the training set, with passages planted 1 to 32 times that occur nowhere
 # else, and documents that no member has seen.
 run build_corpus --corpus=stdlib --tokenizer=bpe:2048 --part=0/3 --plant_from=2/3 \
@@ -65,20 +43,20 @@ run build_corpus --corpus=stdlib --tokenizer="$out/member_corpus" --part=1/3 \
   --max_tokens=300000 --out="$out/other_corpus"
 run build_dataset --corpus="tokens:$out/member_corpus" "${windows[@]}" --out="$out/windows"
 
+for name in $members; do train "$steps" member_corpus "stdlib_$name" "member_$name"; done
+for name in $others; do train "$steps" other_corpus "stdlib_$name" "other_$name"; done
+
 # shellcheck disable=SC2086
-{
-  train member $members
-  train other $others
-  run sweep --config=experiments/extraction/configs/figure_1.py \
-    --config.models="$(folders member $members)" \
-    --config.baselines="$(folders other $others)" \
-    --config.windows="$out/windows" --config.decode=True --config.out="$out/sweep"
-}
+run sweep "$(config figure_1)" \
+  --config.models="$(folders $(printf 'member_%s ' $members))" \
+  --config.baselines="$(folders $(printf 'other_%s ' $others))" \
+  --config.windows="$out/windows" --config.decode=True \
+  --config.corpus="tokens:$out/member_corpus" --config.out="$out/sweep"
 run report --runs="$out/sweep" --out="$out/report"
 
 # Figure 5: the largest model, prompted with the start of longer windows.
-run sweep --config=experiments/extraction/configs/figure_1.py \
-  --config.models="$out/member_${members##* }" --config.windows="$out/windows" \
-  --config.contexts="$contexts" --config.out="$out/sweep_figure_5"
+run sweep "$(config figure_5)" --config.models="$out/member_${members##* }" \
+  --config.windows="$out/windows" --config.contexts="$contexts" \
+  --config.out="$out/sweep_figure_5"
 run report --runs="$out/sweep_figure_5" --out="$out/report_figure_5"
 echo "Report folder: $out/report"
