@@ -154,7 +154,7 @@ def _measure(
         del choices
         records = trends.protocol_records(runs)
         if records.is_empty():
-            return LeftOut("no window was put to every model")
+            return LeftOut("no window was put to every model with all of its context")
         if records[measure].has_nulls():
             return LeftOut(_UNKNOWN[measure])
         models = trends.members_and_a_baseline(runs.models)

@@ -140,7 +140,7 @@ def _measure(runs: SweepRuns, choices: Choices) -> TrainingSets | LeftOut | None
         return None
     records = trends.protocol_records(runs)
     if records.is_empty():
-        return LeftOut("no window was put to every model")
+        return LeftOut("no window was put to every model with all of its context")
     return TrainingSets(
         bucket_fractions.table(records, models),
         compared(records, models),
