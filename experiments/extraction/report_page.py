@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from experiments.extraction import cluster_statistics, queries, tables
+from experiments.extraction.dataset_config import UNIFORM
 from experiments.extraction.memorized_sets import MemorizedSets
 from experiments.extraction.report_figure import Finding, Findings
 from experiments.extraction.sweep_runs import SweepRuns
@@ -244,7 +245,12 @@ def left_out(runs: SweepRuns, found: Findings, sets: MemorizedSets) -> list[str]
             "Of windows swept for verdicts only, right tokens, margins and ties are "
             "not known."
         )
-    notes.append(_short_buckets(runs))
+    notes.append(
+        "Windows are at random positions of the corpus, so that most of them occur as "
+        "seldom there as most of its text does."
+        if runs.sample == UNIFORM
+        else _short_buckets(runs)
+    )
     return notes
 
 

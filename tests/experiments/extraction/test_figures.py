@@ -16,6 +16,7 @@ FIGURES = {
     "1a": (lambda runs: trends.by_parameters(runs, 0), figures.draw_by_parameters),
     "1b": (lambda runs: trends.by_repetitions(runs, 0), figures.draw_by_repetitions),
     "1c": (lambda runs: trends.by_context(runs, 0), figures.draw_by_context),
+    "2b": (lambda runs: trends.by_length(runs, 0), figures.draw_by_length),
     "5": (
         lambda runs: trends.by_length_and_context(runs, None),
         figures.draw_by_length_and_context,
@@ -88,6 +89,17 @@ def test_figure_1c_has_a_line_and_intervals_for_each_model(runs):
         assert [y for _, y in points] == [y for _, y in coordinates(series)]
         ends = [segment[:, 1].tolist() for segment in bars.get_segments()]
         assert ends == [[p.extracted.lower, p.extracted.upper] for p in series.points]
+
+
+def test_figure_2b_is_about_lengths(runs):
+    trend = trends.by_length(runs, 0)
+    (ax,) = figures.draw_by_length(trend).axes
+    drawn = lines(ax)
+    assert list(drawn) == ["large, 5M", "small, 100K", "another, 5M (baseline)"]
+    for series, points in zip(trend.series, drawn.values(), strict=True):
+        np.testing.assert_allclose(points, coordinates(series), rtol=0.02)
+    assert ax.get_xlabel() == "tokens of the window"
+    assert ax.get_xticks().tolist() == [100, 200]
 
 
 def test_figure_5_has_a_panel_for_each_measure(runs):

@@ -138,6 +138,7 @@ def test_random_windows_have_figures_of_their_own(tmp_path):
     assert set(fits["figure"]) == {"figure_2a", "figure_2b"}
     page = (folder / "report.md").read_text()
     assert "Figure 1" not in page
+    assert "Windows are at random positions of the corpus, so that" in page
     lengths = pl.read_csv(folder / "tables/figure_2b.csv")
     assert lengths["length"].to_list() == [100, 200, 500] * 3
 

@@ -24,6 +24,7 @@ def found(runs):
         "figure_1a": trends.by_parameters(runs, 0),
         "figure_1b": trends.by_repetitions(runs, 0),
         "figure_1c": trends.by_context(runs, 0),
+        "figure_2b": trends.by_length(runs, 0),
         "figure_5": trends.by_length_and_context(runs, 12),
     }
 
@@ -32,6 +33,7 @@ TABLES = {
     "figure_1a": tables.by_parameters,
     "figure_1b": tables.by_repetitions,
     "figure_1c": tables.by_context,
+    "figure_2b": tables.by_length,
     "figure_5": tables.by_length_and_context,
 }
 KEYS = {
@@ -41,6 +43,7 @@ KEYS = {
         *("count_low", "count_high", "repetitions"),
     ],
     "figure_1c": ["model", "baseline", "params", "context"],
+    "figure_2b": ["model", "baseline", "params", "length"],
     "figure_5": ["model", "bucket", "count_low", "count_high", "length", "context"],
 }
 
@@ -83,6 +86,7 @@ def test_the_fits_say_what_is_missing(fits):
         *(("figure_1a", name) for name in ("trained on the corpus", "baseline")),
         *(("figure_1b", name) for name in ("b", "a", "c")),
         *(("figure_1c", name) for name in ("b", "a", "c")),
+        *(("figure_2b", name) for name in ("b", "a", "c")),
     ]
     members, baseline, largest = rows[:3]
     assert "two points" in members["note"]

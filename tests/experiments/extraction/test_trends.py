@@ -114,6 +114,21 @@ def test_by_context_shows_members_and_the_largest_baseline(runs):
         assert isinstance(series.fit, LogLinearFit)
 
 
+def test_by_length_takes_all_windows_of_a_length(runs):
+    trend = trends.by_length(runs, seed=0)
+    names = [series.name for series in trend.series]
+    assert names == ["large", "medium", "small", "another"]
+    by_length = fractions(runs, lambda row: (row["model"], row["length"]))
+    sizes = windows_of(runs, lambda row: row["length"])
+    for series in trend.series:
+        assert [point.x for point in series.points] == [100, 150, 200]
+        for point in series.points:
+            expected = by_length[series.name, point.x]
+            assert point.extracted.value == pytest.approx(expected, abs=1e-12)
+            assert point.windows == sizes[point.x]
+        assert isinstance(series.fit, LogLinearFit)
+
+
 def test_by_length_and_context_is_about_one_bucket_of_the_largest_model(runs):
     trend = trends.by_length_and_context(runs, bucket=8)
     assert [series.name for series in trend.series] == ["100", "150", "200"]
@@ -158,7 +173,8 @@ def test_models_are_compared_on_the_windows_of_all(runs):
 
 def test_nothing_in_common_leaves_the_figures_empty(runs):
     gone = with_records(runs, runs.records.filter(pl.col("model") != "other"))
-    for measure in (trends.by_parameters, trends.by_repetitions, trends.by_context):
+    measures = (trends.by_parameters, trends.by_repetitions, trends.by_context)
+    for measure in (*measures, trends.by_length):
         trend = measure(gone, seed=0)
         assert (trend.series, trend.windows) == ((), 0)
     assert trends.by_length_and_context(gone, None).series
@@ -175,6 +191,11 @@ def test_an_empty_prompt_counts_but_has_no_place_on_a_logarithmic_axis(runs):
     assert trends.by_parameters(more, 0).lengths == (50, 100, 150, 200)
     assert trends.by_repetitions(more, 0).windows == 233 + 100
     assert trends.by_context(more, 0).contexts == (50, 100, 150)
+    by_length = trends.by_length(more, 0).series[0].points
+    assert [(p.x, p.extracted.value > 0) for p in by_length[:2]] == [
+        (50, False),
+        (100, True),
+    ]
     assert trends.by_length_and_context(more, 12).lengths == (100, 150, 200)
     # Nothing else is left.
     only = with_records(runs, empty)
