@@ -130,9 +130,10 @@ def whitespace_tokens(tokenizer_json: pathlib.Path) -> np.ndarray:
     """
     tokenizer = byte_pairs.open_file(tokenizer_json)
     size = byte_pairs.vocabulary_size(tokenizer)
-    # Ids may have gaps, which decode to nothing.
+    # Twice, since a decoder such as T5's drops the blank that a text starts with. Ids
+    # may have gaps, which decode to nothing.
     texts = tokenizer.decode_batch(
-        [[i] for i in range(size)], skip_special_tokens=False
+        [[i, i] for i in range(size)], skip_special_tokens=False
     )
     return np.array([text.isspace() for text in texts])
 

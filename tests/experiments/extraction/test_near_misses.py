@@ -4,6 +4,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -150,3 +151,14 @@ def test_whitespace_tokens_of_a_tokenizer(tmp_path):
     words = tokenizer.encode("word").ids
     assert not blank[words].any()
     assert not blank[tokenizer.encode(" word").ids].any()
+
+
+def test_whitespace_tokens_where_texts_start_without_a_blank(tmp_path):
+    pieces = [("<unk>", 0.0), ("▁", -1.0), ("▁▁", -1.0), ("▁a", -1.0), ("a", -1.0)]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
+    tokenizer.decoder = tokenizers.decoders.Metaspace()
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(str(path))
+    assert tokenizer.decode([1]) == ""
+    blank = near_misses.whitespace_tokens(path)
+    assert blank.tolist() == [False, True, True, False, False]
