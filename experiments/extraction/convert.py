@@ -70,6 +70,13 @@ _KNOW_THE_TRUTH = (
     "suffix_logprob",
     "anywhere",
     "bleu",
+    "edit_distance",
+    "beam_extracted",
+    "scheme_logprob",
+    "samples_extracted",
+    # Of the whole window, its suffix too.
+    "whitespace",
+    "entropy",
 )
 
 

@@ -16,6 +16,7 @@ from experiments.extraction import (
     evaluation_set,
     records,
 )
+from experiments.extraction.sweep_config import SweepConfig
 
 REPOSITORY = pathlib.Path(__file__).parents[3]
 PREFIX = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 50_256]], np.uint16)
@@ -310,3 +311,16 @@ def test_the_program(source, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"Evaluation set: {tmp_path}/out (3 windows)\n"
+
+
+def test_a_guess_can_be_ordered_by_no_column_that_follows_from_the_truth():
+    config = SweepConfig(decode=True, beams=2, samples=1)
+    columns = records.columns(config)
+    known = {"window_id", "params", "length", "context", "count", "bucket"}
+    known |= {"beam_logprob", "beam_identical"}
+    numbers = {
+        name
+        for name, dtype in columns.items()
+        if dtype.is_numeric() or dtype == polars.Boolean()
+    }
+    assert numbers - known == set(convert._KNOW_THE_TRUTH)
