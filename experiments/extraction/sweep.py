@@ -19,8 +19,8 @@ true ones is recorded and, given the corpus, whether they occur anywhere in it.
 
 With beams=B the most likely continuation that a search with B beams finds is recorded
 too, and whether it is the true one (ibid., Section 4.5). With samples=N so many
-continuations are drawn at random, by `temperature` and `top_k`, and what the chance of
-drawing the true one is follows from the same pass as the verdict (see discoverable.py).
+continuations are drawn at random, by `temperature` and `top_k`. How likely the true one
+is to be drawn takes no draws, but one teacher-forced pass (see sampled_decoding.py).
 
 T5 models continue no prompts. With masking=iid or masking=spans some tokens of every
 window are dropped, and a window counts as extractable if greedy decoding fills all

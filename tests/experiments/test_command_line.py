@@ -24,7 +24,7 @@ def main():
         raise KeyboardInterrupt
     if config.mode == "defect":
         raise ZeroDivisionError("a bug")
-    print(config.steps, sorted(command_line.overridden_keys()))
+    print(config.steps, config.models, sorted(command_line.overridden_keys()))
 
 config_flags.DEFINE_config_file("config")
 command_line.run(main, config_keys=["steps", "rate", "mode"])
@@ -33,7 +33,9 @@ command_line.run(main, config_keys=["steps", "rate", "mode"])
 CONFIG = """
 import ml_collections
 def get_config():
-    return ml_collections.ConfigDict({"steps": 3, "rate": 0.5, "mode": "works"})
+    return ml_collections.ConfigDict(
+        {"steps": 3, "rate": 0.5, "mode": "works", "models": ("a",)}
+    )
 """
 
 
@@ -96,9 +98,9 @@ def test_wrong_usage_is_one_line_and_code_2(run, arguments, message):
 
 
 def test_a_good_command_line(run):
-    result = run("--config=config.py", "--config.steps=5")
+    result = run("--config=config.py", "--config.steps=5", "--config.models=/b/c,/d")
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == "5 ['steps']\n"
+    assert result.stdout == "5 ('/b/c', '/d') ['models', 'steps']\n"
 
 
 @pytest.mark.parametrize(

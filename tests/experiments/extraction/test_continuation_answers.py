@@ -174,13 +174,15 @@ def test_draws_depend_on_their_window_alone(everything, run, monkeypatch):
     assert not seeded["samples_extracted"].equals(found["samples_extracted"])
 
 
-def test_the_only_token_to_draw(run):
+def test_the_only_token_to_draw(run, capsys):
     found = run(samples=2, top_k=1, contexts=(CONTEXT, 5))
     np.testing.assert_array_equal(
         found["scheme_logprob"], np.where(found["extracted"], 0.0, -math.inf)
     )
     assert found["samples_extracted"].equals(2 * found["extracted"].cast(polars.Int32))
     assert found["extracted"].sum() == 3
+    # Each window counts once for each context, whatever it is asked.
+    assert "10/10" in capsys.readouterr().err
 
 
 def test_the_plain_scheme_is_the_model_itself(run, monkeypatch):

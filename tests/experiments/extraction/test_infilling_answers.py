@@ -132,7 +132,8 @@ def test_what_was_learnt_is_filled(run, t5, tmp_path, capsys):
     derived = json.loads((tmp_path / "sweep" / "config.json").read_text())["derived"]
     told = {name: derived[name] for name in ("masking", "suffix_length", "sample")}
     assert told == {"masking": "iid", "suffix_length": None, "sample": "by_count"}
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "7/7" in err
     assert "t5: 4 of 7 windows filled without a mistake (57.14%); 0 verdicts" in out
     assert "windows/s after" in out
 

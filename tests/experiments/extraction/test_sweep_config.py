@@ -1,4 +1,5 @@
 import pathlib
+import re
 
 import pytest
 from ml_collections.config_flags import config_flags
@@ -48,6 +49,13 @@ def test_baselines_alone():
         ("near_tie", float("inf")),
         ("near_tie", float("nan")),
         ("seed", -1),
+        ("beams", -1),
+        ("samples", -1),
+        ("temperature", 0),
+        ("temperature", float("inf")),
+        ("temperature", float("nan")),
+        ("top_k", 0),
+        ("masking", "words"),
     ],
 )
 def test_value_out_of_range(name, value):
@@ -60,6 +68,44 @@ def test_what_decoding_is_checked_against_must_be_known():
         UsageError, match=r"verdicts_only=True, expected False with dec"
     ):
         parse(decode=True, verdicts_only=True)
+
+
+def test_beams_need_what_they_are_compared_to():
+    assert parse(decode=True, beams=100).beams == 100
+    with pytest.raises(UsageError, match=r"beams=100, expected 0 without decode=True"):
+        parse(beams=100)
+
+
+@pytest.mark.parametrize("scheme", [{"samples": 1}, {"temperature": 2}, {"top_k": 5}])
+def test_what_a_scheme_draws_is_no_verdict_alone(scheme):
+    assert parse(**scheme).has_scheme
+    with pytest.raises(UsageError, match="verdicts_only=True, expected False with sam"):
+        parse(verdicts_only=True, **scheme)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"decode": True},
+        {"verdicts_only": True},
+        {"contexts": (50,)},
+        {"empty_prompt": "bos"},
+        {"corpus": "tokens:x"},
+        {"beams": 100},
+        {"samples": 1},
+        {"temperature": 0.5},
+        {"top_k": 5},
+    ],
+)
+def test_what_blanks_have_no_use_for(values):
+    assert parse(masking="iid").masking == "iid"
+    ((name, value),) = values.items()
+    default = getattr(SweepConfig, name)
+    told = (
+        rf"config\.{name}={re.escape(repr(value))}, expected {re.escape(repr(default))}"
+    )
+    with pytest.raises(UsageError, match=rf"^{told} with masking, .*--config\.{name}$"):
+        parse(masking="iid", **values)
 
 
 @pytest.fixture
