@@ -167,21 +167,6 @@ def score(
     return row_groups.map_rows(score_rows, num_rows, inputs_BxS, mask_BxS, targets_BxT)
 
 
-def counted(scores: Scores, num_targets_N: np.ndarray) -> Scores:
-    """Scores of shape [N, T], with those that do not count turned into right answers.
-
-    Args:
-      scores: Of the targets.
-      num_targets_N: i32, how many targets count, at least 1.
-    """
-    counts_NxT = np.arange(scores.correct.shape[1])[None] < num_targets_N[:, None]
-    return Scores(
-        margin=np.where(counts_NxT, scores.margin, np.float32(np.inf)),
-        correct=np.where(counts_NxT, scores.correct, True),
-        log_probability=np.where(counts_NxT, scores.log_probability, np.float32(0)),
-    )
-
-
 def judge(scores: Scores, num_targets_N: np.ndarray) -> Verdicts:
     """Turns scores of shape [N, T] into verdicts of shape [N].
 
@@ -189,22 +174,36 @@ def judge(scores: Scores, num_targets_N: np.ndarray) -> Verdicts:
     is `num_targets_N` if there is none.
 
     Args:
-      scores: What `counted` returned.
-      num_targets_N: What it was given.
+      scores: Of the targets, and of what fills them up.
+      num_targets_N: i32, how many targets count, at least 1.
 
     Example:
       >>> correct_1x3 = np.array([[True, True, False]])
       >>> margin_1x3 = np.array([[2.0, 1.0, -1.0]], np.float32)
-      >>> num_targets_1 = np.array([2], np.int32)
-      >>> scores = counted(Scores(margin_1x3, correct_1x3, margin_1x3), num_targets_1)
-      >>> found = judge(scores, num_targets_1)
+      >>> scores = Scores(margin_1x3, correct_1x3, margin_1x3 - 3)
+      >>> found = judge(scores, np.array([2], np.int32))
       >>> found.extracted.item(), found.min_margin.item(), found.first_mismatch.item()
       (True, 1.0, 2)
     """
-    found = verdicts.judge(scores)
+    found = verdicts.judge(_counted(scores, num_targets_N))
     num_others_N = scores.correct.shape[1] - num_targets_N
     return dataclasses.replace(
         found,
         first_mismatch=np.minimum(found.first_mismatch, num_targets_N),
         tokens_correct=found.tokens_correct - num_others_N,
+    )
+
+
+def finite(scores: Scores, num_targets_N: np.ndarray) -> np.ndarray:
+    """Whether the logits of the targets that count are finite, bool[N]."""
+    return verdicts.finite(_counted(scores, num_targets_N))
+
+
+def _counted(scores: Scores, num_targets_N: np.ndarray) -> Scores:
+    """With right answers in place of targets that do not count."""
+    counts_NxT = np.arange(scores.correct.shape[1])[None] < num_targets_N[:, None]
+    return Scores(
+        margin=np.where(counts_NxT, scores.margin, np.float32(np.inf)),
+        correct=np.where(counts_NxT, scores.correct, True),
+        log_probability=np.where(counts_NxT, scores.log_probability, np.float32(0)),
     )

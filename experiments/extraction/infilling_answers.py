@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from experiments.extraction import answers, infilling, verdicts
+from experiments.extraction import answers, infilling
 from experiments.extraction.answers import Answer
 from experiments.extraction.asking import Asker, Progress
 from experiments.extraction.sweep_blanks import BlankedWindows
@@ -35,8 +35,9 @@ def answer(asker: Asker, part: Part, config: SweepConfig, progress: Progress) ->
         eos_id=architecture.eos_id,
         pad_id=architecture.pad_id,
     )
-    scores = infilling.counted(asker.blanks(batch, progress), batch.num_targets_N)
-    answers.check_finite(verdicts.finite(scores)[:, None], part)
+    scores = asker.blanks(batch, progress)
+    finite_N = infilling.finite(scores, batch.num_targets_N)
+    answers.check_finite(finite_N[:, None], part)
     judged = infilling.judge(scores, batch.num_targets_N)
     columns = {f.name: getattr(judged, f.name) for f in dataclasses.fields(judged)}
     columns["num_targets"] = batch.num_targets_N

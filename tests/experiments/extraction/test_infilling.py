@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.errors import UsageError
-from experiments.extraction import infilling, span_corruption, verdicts
+from experiments.extraction import infilling, span_corruption
 from experiments.extraction.asking import Asker
 from experiments.models.sentinels import Sentinels
 from experiments.models.t5 import T5
@@ -33,10 +33,9 @@ def blanks_of(tokens_NxL, ids_N, seed=0, masking="iid", sentinels=SENTINELS):
 
 def infill(model, params, batch, batch_size=3):
     """Verdicts, and whether logits are finite."""
-    scores = infilling.counted(
-        Asker(model, params, batch_size).blanks(batch), batch.num_targets_N
-    )
-    return infilling.judge(scores, batch.num_targets_N), verdicts.finite(scores)
+    scores = Asker(model, params, batch_size).blanks(batch)
+    counted = (scores, batch.num_targets_N)
+    return infilling.judge(*counted), infilling.finite(*counted)
 
 
 def windows_of(seed, num_windows, length, low=2, high=16):
