@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+import typing
 from typing import Any
 
 import ml_collections
 
 from experiments import typed_config
+from experiments.extraction.span_corruption import Masking
 from experiments.typed_config import expect
 
 
@@ -25,10 +27,16 @@ class LmConfig:
       eos_id: The id between documents, where the corpus does not say.
       model: A language model, such as `gpt_neox:layers=2:width=64:heads=2`; the
         families are gpt2, gpt_neo, gpt_j and gpt_neox. The corpus decides the size of
-        its vocabulary.
+        its vocabulary. Or an encoder-decoder, which fills blanks: T5 v1.1, such as
+        `t5:layers=2:width=64:heads=2:head_dim=32:feed_forward=128`, whose layers are
+        those of each half. It adds 102 tokens of its own to the vocabulary.
+      masking: How tokens are dropped to make the blanks of a T5: `spans` of 3 tokens on
+        average, or `iid`, each by itself; either way 15 % of them, drawn anew at each
+        visit. None takes `spans`, as T5's own training does. Other families have none.
       max_positions: The longest input that the model takes; `sequence_length` by
-        default. Positions beyond `sequence_length` are never trained.
-      sequence_length: Tokens that are predicted together.
+        default. Positions beyond `sequence_length` are never trained. A T5 has none.
+      sequence_length: Tokens that are predicted together; to a T5, those of which some
+        are dropped.
       batch_size: Sequences per step.
       microbatch_size: Sequences whose gradient is computed at once, a divisor of
         `batch_size`: smaller ones need less memory. None takes about 512 tokens on a
@@ -52,6 +60,7 @@ class LmConfig:
     tokenizer: str = ""
     eos_id: int | None = None
     model: str = "gpt_neox:layers=2:width=64:heads=2"
+    masking: str | None = None
     max_positions: int | None = None
     sequence_length: int = 256
     batch_size: int = 16
@@ -103,6 +112,8 @@ def _check_ranges(config: LmConfig) -> None:
     ok = 0 <= config.weight_decay < math.inf
     expect(config, "weight_decay", ok, "a finite number >= 0")
     expect(config, "seed", config.seed >= 0, "an integer >= 0")
+    ok = config.masking in (None, *typing.get_args(Masking))
+    expect(config, "masking", ok, "iid or spans")
     if config.eos_id is not None:
         expect(config, "eos_id", config.eos_id >= 0, "an integer >= 0")
     if config.warmup_steps is not None:

@@ -3,9 +3,9 @@
 import math
 import pathlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import tqdm
 
@@ -36,7 +36,9 @@ class LmLoop:
         """
         self._folder, self._plan, self._checkpoints = folder, plan, checkpoints
         optimizer = plan.optimizer()
-        self._step = lm_step.make_step(plan.model, optimizer, plan.microbatch_size)
+        self._step = lm_step.make_step(
+            plan.objective.loss, optimizer, plan.microbatch_size
+        )
         self._learning_rates = plan.learning_rates()
         self._state = lm_step.init_state(plan.init_params(), optimizer)
         if checkpoints.latest_step() is None:
@@ -61,22 +63,18 @@ class LmLoop:
         config = self._plan.config
         if self.num_steps == config.num_steps:
             return
-        batches = lm_batches.batches(
-            self._plan.corpus.tokens_N,
-            sequence_length=config.sequence_length,
-            batch_size=config.batch_size,
-            seed=config.seed,
-            first_step=self.num_steps,
-        )
+        batches = self._batches()
+        batch = next(batches)
         print("Compiling the step", flush=True)
-        compiled = self._step.lower(self._state, self._batch_shape()).compile()
+        compiled = self._step.lower(self._state, batch).compile()
         timer, timed_from = time.perf_counter(), self.num_steps
         with tqdm.tqdm(
             total=config.num_steps, initial=self.num_steps, unit="step"
         ) as progress_bar:
             while self.num_steps < config.num_steps:
-                self._state = compiled(self._state, next(batches))
+                self._state = compiled(self._state, batch)
                 self.num_steps += 1
+                batch = next(batches)
                 is_last = self.num_steps == config.num_steps
                 if is_last or self.num_steps % config.log_interval == 0:
                     self._check_finite()
@@ -93,10 +91,18 @@ class LmLoop:
                     self._save()
                     timer += time.perf_counter() - paused
 
-    def _batch_shape(self) -> jax.ShapeDtypeStruct:
-        config = self._plan.config
-        shape = (config.batch_size, config.sequence_length + 1)
-        return jax.ShapeDtypeStruct(shape, jnp.int32)
+    def _batches(self) -> Iterator[Any]:
+        """Those of the steps that are left, and of steps after them."""
+        config, objective = self._plan.config, self._plan.objective
+        crops = lm_batches.batches(
+            self._plan.corpus.tokens_N,
+            sequence_length=config.sequence_length,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            first_step=self.num_steps,
+        )
+        for step, tokens_BxL in enumerate(crops, self.num_steps):
+            yield objective.batch(tokens_BxL, step * config.batch_size)
 
     def _check_finite(self) -> None:
         """Waits for the steps taken; a state that is lost must not be saved."""

@@ -4,16 +4,17 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
 
 from experiments import models, seeds
 from experiments.errors import UsageError
-from experiments.extraction import lm_batches, lm_step
+from experiments.extraction import lm_batches, lm_objectives, lm_step
 from experiments.extraction.corpus import Corpus
 from experiments.extraction.lm_config import LmConfig
+from experiments.extraction.lm_objectives import Objective
 from experiments.models import registry
-from experiments.models.decoder import Decoder
+from experiments.models.language_models import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,14 +24,19 @@ class LmPlan:
     Attributes:
       config: As the user gave it.
       corpus: The tokens.
-      model: The language model.
-      num_parameters: Scalars in it.
+      objective: What the model is trained to predict of them.
+      num_parameters: Scalars in the model.
     """
 
     config: LmConfig
     corpus: Corpus
-    model: Decoder
+    objective: Objective
     num_parameters: int
+
+    @property
+    def model(self) -> Model:
+        """The language model."""
+        return self.objective.model
 
     @property
     def warmup_steps(self) -> int:
@@ -61,7 +67,7 @@ class LmPlan:
     def init_params(self) -> Any:
         """The model's variables before the first step."""
         key = seeds.key(self.config.seed, seeds.Stream.PARAMETERS)
-        return jax.jit(self.model.init)(key, _blank_input(self.config))
+        return jax.jit(self.model.init)(key, *_arguments(self.config, self.objective))
 
     def learning_rates(self) -> optax.Schedule:
         """Of each step, counted from 0."""
@@ -87,7 +93,7 @@ class LmPlan:
             "eos_id": corpus.eos_id,
             "vocabulary_size": corpus.vocabulary_size,
             "tokenizer_fingerprint": corpus.tokenizer_fingerprint,
-            "max_positions": self.model.config.max_positions,
+            **self.objective.derived(),
             "num_parameters": self.num_parameters,
             "warmup_steps": self.warmup_steps,
             "crops_per_epoch": self.crops_per_epoch,
@@ -95,18 +101,21 @@ class LmPlan:
         }
 
 
-def build_model(config: LmConfig, vocabulary_size: int, eos_id: int | None) -> Decoder:
-    """The model that `config` asks for.
+def make_objective(
+    config: LmConfig, vocabulary_size: int, eos_id: int | None
+) -> Objective:
+    """The model that `config` asks for, and what it is trained to predict.
 
     Raises:
       UsageError: There is none.
     """
-    return models.build_language_model(
+    model = models.build_language_model(
         config.model,
         vocabulary_size,
         config.max_positions or config.sequence_length,
         eos_id=eos_id,
     )
+    return lm_objectives.of(config, model)
 
 
 def make_plan(config: LmConfig, corpus: Corpus) -> LmPlan:
@@ -122,10 +131,13 @@ def make_plan(config: LmConfig, corpus: Corpus) -> LmPlan:
             f"expected at least config.sequence_length + 1 = {length}: give a larger "
             "--config.corpus or lower --config.sequence_length"
         )
-    model = build_model(config, corpus.vocabulary_size, corpus.eos_id)
-    params = jax.eval_shape(model.init, jax.random.key(0), _blank_input(config))
-    return LmPlan(config, corpus, model, registry.num_parameters(params))
+    objective = make_objective(config, corpus.vocabulary_size, corpus.eos_id)
+    arguments = _arguments(config, objective)
+    params = jax.eval_shape(objective.model.init, jax.random.key(0), *arguments)
+    return LmPlan(config, corpus, objective, registry.num_parameters(params))
 
 
-def _blank_input(config: LmConfig) -> jax.Array:
-    return jnp.zeros((1, config.sequence_length), jnp.int32)
+def _arguments(config: LmConfig, objective: Objective) -> tuple[jax.Array, ...]:
+    """What the model is applied to, for one sequence of no meaning."""
+    tokens_1xL = np.zeros((1, config.sequence_length + 1), np.int32)
+    return objective.arguments(objective.batch(tokens_1xL, 0))

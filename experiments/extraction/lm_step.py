@@ -1,13 +1,15 @@
 """One update of a language model: loss, gradient, optimizer."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
 PyTree = Any
+# (params, batch) -> the sum of the losses, f32[], and how many they are, f32[].
+Loss = Callable[[PyTree, PyTree], tuple[jax.Array, jax.Array]]
 
 BETAS = (0.9, 0.95)
 FINAL_LEARNING_RATE = 0.1
@@ -70,23 +72,6 @@ def adamw(
     )
 
 
-def next_token_loss(model: nn.Module, params: PyTree, tokens_BxL: jax.Array) -> Any:
-    """Mean cross-entropy in nats of each token but the first, given those before it.
-
-    Args:
-      model: Maps tokens_BxT to logits_BxTxV.
-      params: Its variables.
-      tokens_BxL: i32[B, T + 1].
-
-    Returns:
-      f32[].
-    """
-    logits_BxTxV = model.apply(params, tokens_BxL[:, :-1])
-    return optax.softmax_cross_entropy_with_integer_labels(
-        logits_BxTxV, tokens_BxL[:, 1:]
-    ).mean()
-
-
 def default_microbatch_size(
     batch_size: int, sequence_length: int, platform: str
 ) -> int:
@@ -108,43 +93,47 @@ def default_microbatch_size(
 
 
 def loss_and_gradient(
-    model: nn.Module, params: PyTree, tokens_BxL: jax.Array, microbatch_size: int
+    loss: Loss, params: PyTree, batch: PyTree, microbatch_size: int
 ) -> tuple[jax.Array, PyTree]:
-    """Returns `next_token_loss` and its gradient, from one part of the batch at a time.
+    """The mean loss of a batch and its gradient, from one part of it at a time.
 
     Args:
-      model: Maps tokens_BxT to logits_BxTxV.
-      params: Its variables.
-      tokens_BxL: i32[B, T + 1].
+      loss: Gives the sum of the losses on a batch, and how many they are.
+      params: The model's variables.
+      batch: Arrays whose first axis is B.
       microbatch_size: M, a divisor of B.
+
+    Returns:
+      f32[], and a tree like `params`.
     """
-    tokens_PxMxL = tokens_BxL.reshape(-1, microbatch_size, tokens_BxL.shape[1])
 
-    def add(total: PyTree, tokens_MxL: jax.Array) -> tuple[PyTree, None]:
-        part = jax.value_and_grad(next_token_loss, argnums=1)(model, params, tokens_MxL)
-        return jax.tree.map(jnp.add, total, part), None
+    def parts(array: jax.Array) -> jax.Array:
+        return array.reshape(-1, microbatch_size, *array.shape[1:])
 
-    zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-    total, _ = jax.lax.scan(add, zeros, tokens_PxMxL)
-    return jax.tree.map(lambda leaf: leaf / len(tokens_PxMxL), total)
+    def add(total: PyTree, part: PyTree) -> tuple[PyTree, None]:
+        found = jax.value_and_grad(loss, has_aux=True)(params, part)
+        return jax.tree.map(jnp.add, total, found), None
+
+    zeros = ((jnp.zeros(()), jnp.zeros(())), jax.tree.map(jnp.zeros_like, params))
+    total, _ = jax.lax.scan(add, zeros, jax.tree.map(parts, batch))
+    (loss_sum, number), grads = total
+    return jax.tree.map(lambda leaf: leaf / number, (loss_sum, grads))
 
 
 def make_step(
-    model: nn.Module, optimizer: optax.GradientTransformation, microbatch_size: int
+    loss: Loss, optimizer: optax.GradientTransformation, microbatch_size: int
 ) -> jax.stages.Wrapped:
-    """Returns the jitted update `(state, tokens_BxL) -> state`; it donates `state`."""
+    """Returns the jitted update `(state, batch) -> state`; it donates `state`."""
 
-    def step(state: LmState, tokens_BxL: jax.Array) -> LmState:
-        loss, grads = loss_and_gradient(
-            model, state.params, tokens_BxL, microbatch_size
-        )
+    def step(state: LmState, batch: PyTree) -> LmState:
+        mean, grads = loss_and_gradient(loss, state.params, batch, microbatch_size)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         # A gradient that is not finite ruins the parameters whatever the loss was.
         finite = jnp.isfinite(optax.tree.norm(grads))
         return LmState(
             optax.apply_updates(state.params, updates),
             opt_state,
-            state.loss_sum + jnp.where(finite, loss, jnp.nan),
+            state.loss_sum + jnp.where(finite, mean, jnp.nan),
         )
 
     return jax.jit(step, donate_argnames="state")

@@ -61,7 +61,7 @@ def build_language_model(
         Or NAME is t5, an encoder-decoder, with the options of
         `experiments.models.t5_config.t5_v1_1`.
       vocabulary_size: Number of token ids, to which a T5 adds those of its own: see
-        `experiments.models.t5_config.beside_a_corpus`.
+        `experiments.models.t5_config.for_a_corpus`.
       max_positions: Longest sequence; a T5 has no limit.
       eos_id: The token between documents, if there is one; it also starts a text. To
         a T5 it is a token like any other.
@@ -77,8 +77,8 @@ def build_language_model(
     """
     name, options = model_spec.parse(spec, _BUILDERS)
     if name not in _DECODERS:
-        t5 = t5_config.t5_v1_1(vocabulary_size, **options)
-        return T5(t5_config.beside_a_corpus(t5))
+        size = vocabulary_size + t5_config.NUM_OWN_TOKENS
+        return T5(t5_config.for_a_corpus(t5_config.t5_v1_1(size, **options)))
     try:
         config = _DECODERS[name](vocabulary_size, max_positions, **options)
     except (ValueError, ZeroDivisionError) as error:

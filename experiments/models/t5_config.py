@@ -7,6 +7,9 @@ from experiments.models.sentinels import T5_SENTINELS, Sentinels
 
 Activation = Literal["gated_gelu", "relu"]
 
+# Padding, </s> and the sentinels.
+NUM_OWN_TOKENS = 2 + T5_SENTINELS.number
+
 
 @dataclasses.dataclass(frozen=True)
 class T5Config:
@@ -100,27 +103,28 @@ def t5_v1_1(
     )
 
 
-def beside_a_corpus(config: T5Config) -> T5Config:
-    """Adds T5's own tokens to the vocabulary of a corpus, which keeps all of its ids.
+def for_a_corpus(config: T5Config) -> T5Config:
+    """Makes the last `NUM_OWN_TOKENS` ids of the vocabulary T5's own, and no others.
 
-    Behind them come the padding, with which the decoder starts too, </s> and the
-    sentinels, of which the last id is the first, as in T5's own vocabulary. So what
-    separates documents in the corpus is a token like any other.
+    In this order they are the padding, with which the decoder starts too, </s> and the
+    sentinels, of which the last id is the first, as in T5's own vocabulary. All ids
+    below are those of a corpus. So what separates its documents is a token like any
+    other.
 
     Args:
-      config: Its vocabulary is the corpus'.
+      config: With a vocabulary of both.
 
     Example:
-      >>> config = beside_a_corpus(t5_v1_1(2048))
+      >>> config = for_a_corpus(t5_v1_1(2048 + NUM_OWN_TOKENS))
       >>> config.vocabulary_size, config.pad_id, config.eos_id, config.sentinels
       (2150, 2048, 2049, Sentinels(first=2149, number=100))
     """
-    size, number = config.vocabulary_size, T5_SENTINELS.number
+    last = config.vocabulary_size - 1
+    pad_id = config.vocabulary_size - NUM_OWN_TOKENS
     return dataclasses.replace(
         config,
-        vocabulary_size=size + 2 + number,
-        pad_id=size,
-        eos_id=size + 1,
-        start_id=size,
-        sentinels=Sentinels(first=size + 1 + number, number=number),
+        pad_id=pad_id,
+        eos_id=pad_id + 1,
+        start_id=pad_id,
+        sentinels=Sentinels(first=last, number=T5_SENTINELS.number),
     )

@@ -41,6 +41,8 @@ def test_defaults_pass_through():
         ("warmup_steps", -1),
         ("warmup_steps", 1000),
         ("max_positions", 255),
+        ("masking", ""),
+        ("masking", "span"),
     ],
 )
 def test_value_out_of_range(name, value):
@@ -70,6 +72,7 @@ def test_configs_are_valid(path):
     assert not lm_config.parse(flag.value).out
 
 
-def test_there_are_four_sizes():
+def test_there_are_several_sizes_of_each_family():
     sizes = ("tiny", "small", "medium", "large")
-    assert {path.stem for path in CONFIGS} >= {f"stdlib_{size}" for size in sizes}
+    expected = {f"stdlib_{size}" for size in sizes} | {f"t5_{s}" for s in sizes[:3]}
+    assert {path.stem for path in CONFIGS} >= expected

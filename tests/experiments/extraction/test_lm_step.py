@@ -6,6 +6,7 @@ import optax
 import pytest
 
 from experiments.extraction import lm_step
+from experiments.extraction.lm_objectives import NextToken
 
 VOCABULARY_SIZE = 7
 
@@ -33,17 +34,6 @@ def adamw(weight_decay=0.0, gradient_clip_norm=1.0, learning_rate=0.1):
         weight_decay=weight_decay,
         gradient_clip_norm=gradient_clip_norm,
     )
-
-
-def test_loss_is_the_mean_over_all_predicted_tokens(tokens_BxL):
-    model = Bigram()
-    params = model.init(jax.random.key(0), tokens_BxL)
-    loss = lm_step.next_token_loss(model, params, tokens_BxL)
-    assert loss.dtype == jnp.float32
-    table_VxV = np.asarray(params["params"]["table"]["embedding"], np.float64)
-    logprobs_VxV = table_VxV - np.log(np.exp(table_VxV).sum(-1, keepdims=True))
-    before, after = np.asarray(tokens_BxL[:, :-1]), np.asarray(tokens_BxL[:, 1:])
-    np.testing.assert_allclose(loss, -logprobs_VxV[before, after].mean(), rtol=1e-6)
 
 
 def test_weights_decay_in_matrices_alone():
@@ -74,15 +64,32 @@ def test_rates_without_warmup_start_at_the_peak():
     assert float(schedule(10)) == pytest.approx(0.05)
 
 
+def mean_of(loss):
+    def mean(params, batch):
+        total, number = loss(params, batch)
+        return total / number
+
+    return mean
+
+
 @pytest.mark.parametrize("microbatch_size", [1, 2, 4])
 def test_parts_make_the_gradient_of_the_whole(microbatch_size):
+    """Of the mean over all targets, though parts have different numbers of them."""
     model = Bigram()
     tokens_BxL = jax.random.randint(jax.random.key(4), (4, 6), 0, VOCABULARY_SIZE)
+    batch = {"tokens": tokens_BxL, "counts": jnp.array([5.0, 1.0, 0.0, 2.0])}
     params = model.init(jax.random.key(0), tokens_BxL)
-    expected = jax.value_and_grad(lm_step.next_token_loss, argnums=1)(
-        model, params, tokens_BxL
-    )
-    found = lm_step.loss_and_gradient(model, params, tokens_BxL, microbatch_size)
+
+    def loss(params, batch):
+        logits_BxTxV = model.apply(params, batch["tokens"][:, :-1])
+        losses_BxT = optax.softmax_cross_entropy_with_integer_labels(
+            logits_BxTxV, batch["tokens"][:, 1:]
+        )
+        counts_B = batch["counts"]
+        return (losses_BxT.mean(axis=1) * counts_B).sum(), counts_B.sum()
+
+    expected = jax.value_and_grad(mean_of(loss))(params, batch)
+    found = lm_step.loss_and_gradient(loss, params, batch, microbatch_size)
     for got, wanted in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
 
@@ -97,13 +104,13 @@ def test_microbatches_on_a_cpu_divide_the_batch(batch_size, sequence_length, exp
 
 
 def test_steps_add_their_losses_and_lower_them(tokens_BxL):
-    model, optimizer = Bigram(), adamw()
-    params = model.init(jax.random.key(0), tokens_BxL)
-    first = float(lm_step.next_token_loss(model, params, tokens_BxL))
-    step = lm_step.make_step(model, optimizer, microbatch_size=1)
+    loss, optimizer = NextToken(Bigram()).loss, adamw()
+    params = Bigram().init(jax.random.key(0), tokens_BxL)
+    first = float(mean_of(loss)(params, tokens_BxL))
+    step = lm_step.make_step(loss, optimizer, microbatch_size=1)
     state = lm_step.init_state(params, optimizer)
     state = step(state, tokens_BxL)
-    second = float(lm_step.next_token_loss(model, state.params, tokens_BxL))
+    second = float(mean_of(loss)(state.params, tokens_BxL))
     state = step(state, tokens_BxL)
     assert second < first
     assert float(state.loss_sum) == pytest.approx(first + second, rel=1e-6)
@@ -112,12 +119,9 @@ def test_steps_add_their_losses_and_lower_them(tokens_BxL):
 def test_a_gradient_that_is_not_finite_shows_in_the_loss(tokens_BxL):
     # The root of zero has no finite slope, and the loss is finite.
     model = Bigram(gain=lambda gain: jnp.sqrt(gain - gain))
-    optimizer = adamw()
+    loss, optimizer = NextToken(model).loss, adamw()
     params = model.init(jax.random.key(0), tokens_BxL)
-    assert np.isfinite(lm_step.next_token_loss(model, params, tokens_BxL))
-    state = lm_step.init_state(params, optimizer)
-    assert np.isnan(
-        lm_step.make_step(model, optimizer, microbatch_size=1)(
-            state, tokens_BxL
-        ).loss_sum
-    )
+    assert np.isfinite(mean_of(loss)(params, tokens_BxL))
+    step = lm_step.make_step(loss, optimizer, microbatch_size=1)
+    state = step(lm_step.init_state(params, optimizer), tokens_BxL)
+    assert np.isnan(state.loss_sum)

@@ -17,6 +17,7 @@ from experiments.errors import RunError, UsageError
 from experiments.extraction import lm_loop, lm_plan, train_lm
 from experiments.extraction.corpus import Corpus
 from experiments.extraction.lm_config import LmConfig
+from experiments.models import language_models
 
 REPOSITORY = pathlib.Path(__file__).parents[3]
 VOCABULARY_SIZE = 64
@@ -241,6 +242,44 @@ def test_stopped_before_the_model_was_saved(finished, config_in, tmp_path, monke
     assert not (tmp_path / "run" / "model.partial").exists()
 
 
+T5 = {
+    "model": "t5:layers=1:width=8:heads=2:head_dim=6:feed_forward=12",
+    "max_positions": None,
+    "learning_rate": 0.03,
+}
+
+
+@pytest.fixture(scope="module")
+def finished_t5(config_in, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "t5"
+    return train_lm.train(config_in(folder, **T5))
+
+
+def test_a_t5_is_trained_by_the_same_loop(finished_t5):
+    model, _ = models.load(finished_t5)
+    assert model.config.family == "t5"
+    assert model.config.vocabulary_size == VOCABULARY_SIZE + 102
+    assert language_models.sentinels(finished_t5) == model.config.sentinels
+    record = json.loads((finished_t5 / "config.json").read_text())
+    assert record["masking"] is None
+    assert record["derived"]["masking"] == "spans"
+    assert record["derived"]["vocabulary_size"] == VOCABULARY_SIZE
+    rows = run_folder.read_metrics(finished_t5)
+    assert [row["step"] for row in rows] == [3, 6, 8]
+    # An untrained model has log(166) = 5.1 nats to lose.
+    assert 6 > rows[0]["loss"] > max(row["loss"] for row in rows[1:])
+
+
+@pytest.mark.parametrize("num_saves", [1, 3])
+def test_a_stopped_t5_ends_like_the_whole_one(
+    finished_t5, config_in, tmp_path, num_saves
+):
+    config = config_in(tmp_path / "run", **T5)
+    stopped_after(config, num_saves)
+    train_lm.train(config)
+    assert_same_run(tmp_path / "run", finished_t5)
+
+
 def test_lost_checkpoints_are_not_trained_over(config_in, tmp_path):
     config = config_in(tmp_path / "run", checkpoint_interval=4)
     folder = stopped_after(config, 1)
@@ -277,6 +316,12 @@ def test_a_model_learns_a_corpus_by_heart(config_in, tmp_path):
         ({"model": "gpt_nex"}, "model='gpt_nex' is unknown.*did you mean 'gpt_neox'"),
         ({"model": "gpt2:width=10:heads=3"}, "heads=3 does not divide width=10"),
         ({"corpus": "tokens:/nowhere.npy"}, "/nowhere.npy: no such file"),
+        (
+            {"masking": "spans"},
+            r"config\.masking='spans', expected None for a gpt_neox",
+        ),
+        (T5 | {"max_positions": 9}, r"config\.max_positions=9, expected None for a t5"),
+        ({"model": "t5:heads=0"}, "heads='0', expected an integer >= 1"),
         (
             {"sequence_length": 100, "max_positions": None},
             r"has 100 tokens, expected at least config\.sequence_length \+ 1 = 101",
