@@ -57,7 +57,9 @@ class SamplingScheme:
             )
 
     def modified(self, logits_xV: jax.Array) -> jax.Array:
-        """The logits of the scheme: of the tokens left out -inf. NaN stay NaN.
+        """The logits of the scheme, up to a constant: of the tokens left out -inf.
+
+        NaN stay NaN.
 
         Raises:
           UsageError: `top_k` is more than the vocabulary has.
@@ -65,9 +67,14 @@ class SamplingScheme:
         Example:
           >>> logits_V = jnp.array([1.0, 3.0, 2.0, 3.0, 2.0])
           >>> SamplingScheme(temperature=0.5, top_k=3).modified(logits_V).tolist()
-          [-inf, 6.0, 4.0, 6.0, -inf]
+          [-inf, 0.0, -2.0, 0.0, -inf]
         """
-        scaled_xV = logits_xV / self.temperature
+        scaled_xV = logits_xV
+        if self.temperature != 1:
+            # From the largest one, or a low temperature would make them so large that
+            # what tells them apart is lost to rounding.
+            largest_xx1 = jnp.max(logits_xV, axis=-1, keepdims=True)
+            scaled_xV = (logits_xV - largest_xx1) / self.temperature
         if self.top_k is None:
             return scaled_xV
         self.check(logits_xV.shape[-1])

@@ -88,6 +88,22 @@ def test_scores_follow_from_the_logits(tiny, scheme):
     assert np.isinf(found_BxS).any() == (scheme.top_k is not None)
 
 
+@pytest.mark.parametrize("temperature", [1e-2, 1e-4, 1e-6, 1e-30])
+def test_low_temperatures_keep_the_digits(temperature):
+    """Logits far from 0, and a runner-up that is as near as the temperature."""
+    logits_BxV = np.random.default_rng(0).normal(-90, 3, (50, 100)).astype(np.float32)
+    logits_BxV[:, 7] = logits_BxV.max(axis=-1) - np.float32(temperature)
+    best_B = logits_BxV.argmax(axis=-1)
+    scheme = SamplingScheme(temperature)
+    scores = jax.jit(
+        lambda x, targets: verdicts.score_logits(scheme.modified(x), targets)
+    )(logits_BxV[:, None], best_B[:, None])
+    expected_B = reference(logits_BxV, scheme)[np.arange(50), best_B]
+    np.testing.assert_allclose(
+        np.asarray(scores.log_probability)[:, 0], expected_B, rtol=1e-5, atol=1e-6
+    )
+
+
 def test_the_plain_scheme_is_the_model(tiny):
     tokens_BxT = random_tokens((4, CONTEXT + 50))
     contexts = (1, CONTEXT)
