@@ -119,6 +119,9 @@ class _Interview:
             ],
             axis=1,
         )
+        # After it has left the suffix, the model reads what teacher forcing did not.
+        is_id_NxKxS = generated_NxKxS < self._part.model.config.vocabulary_size
+        answers.check_finite(np.asarray(is_id_NxKxS.all(axis=-1)), self._part)
         self._compare(generated_NxKxS)
         self.found["generated"] = generated_NxKxS.astype(np.uint32)
 

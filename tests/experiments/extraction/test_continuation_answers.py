@@ -246,6 +246,22 @@ def test_logits_that_are_no_numbers_stop_the_sweep(run, monkeypatch, function, w
         run(**(EVERYTHING | without))
 
 
+def test_no_token_is_recorded_where_decoding_finds_no_number(run, monkeypatch):
+    """Having left the suffix, it reads what teacher forcing has not seen."""
+    real = asking.Asker.generate
+
+    def damaged(self, *args):
+        generated_NxS = real(self, *args).copy()
+        # The fifth window is the last, and it is left at its eighth token.
+        generated_NxS[-1, 30:] = 128
+        return generated_NxS
+
+    monkeypatch.setattr(asking.Asker, "generate", damaged)
+    monkeypatch.setattr(sweep_plan, "_BATCHES_PER_PART", 16)
+    with pytest.raises(RunError, match=r"not finite for window 4 \(context 12\)"):
+        run(decode=True)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
