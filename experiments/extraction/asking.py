@@ -164,8 +164,8 @@ class Asker:
           i32[N], and bool[N], whether the logits are finite.
         """
         turns = -(-num_draws // _DRAWS_AT_ONCE)
-        # Of one size; the last turns may make some draws that do not count.
-        trials_TxM = np.arange(turns * -(-num_draws // turns)).reshape(turns, -1)
+        # Turns are of one size; the last may make some draws that do not count.
+        at_once = -(-num_draws // turns)
         vocabulary_size = self._model.config.vocabulary_size
 
         def draw(
@@ -175,7 +175,8 @@ class Asker:
             suffix_Bx1xS = rest_BxR[:, None, :SUFFIX_LENGTH]
             times_B = np.zeros(len(tokens_BxT), np.int32)
             is_finite_B = np.ones(len(tokens_BxT), bool)
-            for trials_M in trials_TxM:
+            for turn in range(turns):
+                trials_M = np.arange(turn * at_once, (turn + 1) * at_once)
                 keys_BxM = sampled_decoding.draw_keys(
                     seed, context, window_ids_B, trials_M
                 )

@@ -13,6 +13,8 @@ from experiments.typed_config import expect
 
 SKIP, BOS = EMPTY_PROMPTS = ("skip", "bos")
 PRECISIONS = ("highest", "high", "default")
+# They are counted in 32 bits.
+MOST_SAMPLES = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +145,9 @@ def parse(config: ml_collections.ConfigDict) -> SweepConfig:
 
 
 def _check_beams_and_samples(parsed: SweepConfig) -> None:
-    for name in ("beams", "samples"):
-        expect(parsed, name, getattr(parsed, name) >= 0, "an integer >= 0")
+    expect(parsed, "beams", parsed.beams >= 0, "an integer >= 0")
+    ok = 0 <= parsed.samples <= MOST_SAMPLES
+    expect(parsed, "samples", ok, f"an integer from 0 to {MOST_SAMPLES}")
     ok = parsed.decode or not parsed.beams
     expect(parsed, "beams", ok, "0 without decode=True, whose tokens it is compared to")
     ok = 0 < parsed.temperature < math.inf

@@ -51,6 +51,7 @@ def test_baselines_alone():
         ("seed", -1),
         ("beams", -1),
         ("samples", -1),
+        ("samples", 2**31),
         ("temperature", 0),
         ("temperature", float("inf")),
         ("temperature", float("nan")),
