@@ -121,10 +121,11 @@ def _write_windows(
     split = values["split"] or "train"
     tokens_KxL = lm_extraction_benchmark.read_windows(source, split)
     counts_K = lm_extraction_benchmark.read_counts(source, split, len(tokens_KxL))
-    last = values["last"] or len(tokens_KxL)
+    last = len(tokens_KxL) if values["last"] is None else values["last"]
     if not 0 < last <= len(tokens_KxL):
         raise UsageError(
-            f"last={last}, but there are {len(tokens_KxL)} examples: lower --last"
+            f"last={last}, but there are {len(tokens_KxL)} examples: give --last=1 to "
+            f"--last={len(tokens_KxL)}, or leave it out"
         )
     tokens_KxL, counts_K = tokens_KxL[-last:], counts_K[-last:]
     found = {"corpus_sha256": None, "num_tokens": None, "eos_id": None}

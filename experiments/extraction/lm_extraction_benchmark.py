@@ -11,13 +11,15 @@ the tokens of its suffix, the surest guesses first.
 """
 
 import csv
+import itertools
 import os
 import pathlib
 from collections.abc import Iterable
 
 import numpy as np
 
-from experiments.errors import RunError, UsageError
+from experiments.errors import RunError, UsageError, one_line
+from experiments.extraction import token_files
 
 VOCABULARY_SIZE = 50_257
 """That of GPT-2 and GPT-Neo, whose token ids the benchmark has."""
@@ -25,6 +27,7 @@ VOCABULARY_SIZE = 50_257
 _HEADING = ("Example ID", "Suffix Guess")
 _CSV_FIELDS = 12
 _UNKNOWN = -1
+_MOST = 2**63 - 1
 
 
 def read_windows(folder: pathlib.Path, split: str) -> np.ndarray:
@@ -70,13 +73,19 @@ def read_counts(folder: pathlib.Path, split: str, num_windows: int) -> np.ndarra
     try:
         with path.open(newline="") as file:
             rows = sorted(_numbers(line) for line in csv.reader(file) if line)
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:
         raise RunError(f"{path}: {error}: copy the file again") from error
     if len(rows) != num_windows:
         raise RunError(
             f"{path} has {len(rows)} lines, but there are {num_windows} prefixes: copy "
             "all files of a split from the same place"
         )
+    for row, following in itertools.pairwise(rows):
+        if row[0] == following[0]:
+            raise RunError(
+                f"{path} has two lines of example {row[0]}, so their order is not "
+                "known: copy the file again"
+            )
     return np.maximum(np.array([row[-1] for row in rows], np.int64), 0)
 
 
@@ -110,10 +119,10 @@ def _read_ids(path: pathlib.Path) -> np.ndarray:
             "SPLIT_prefix.npy and SPLIT_suffix.npy, and --split=SPLIT"
         )
     try:
-        ids = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        ids = token_files.map_npy(path)
+    except ValueError as error:
         raise RunError(
-            f"{path} is not a whole .npy file ({error}): copy it again"
+            f"{path} is not a whole .npy file ({one_line(error)}): copy it again"
         ) from error
     if ids.ndim != 2 or ids.dtype.kind not in "iu" or not ids.size:
         raise RunError(
@@ -130,7 +139,8 @@ def _read_ids(path: pathlib.Path) -> np.ndarray:
 
 def _numbers(fields: list[str]) -> list[int]:
     numbers = [int(field) for field in fields]
-    if len(numbers) != _CSV_FIELDS or numbers[-1] < _UNKNOWN or not numbers[-1]:
+    count = numbers[-1]
+    if len(numbers) != _CSV_FIELDS or not _UNKNOWN <= count <= _MOST or not count:
         raise ValueError(
             f"the line of example {numbers[0]} is not 12 numbers that end with a count"
         )

@@ -85,7 +85,7 @@ def _open(corpus: Corpus, folder: pathlib.Path) -> np.ndarray:
             f"it and {RECORD}, and it is built anew"
         )
     try:
-        positions_R = np.load(path, mmap_mode="r", allow_pickle=False)
+        positions_R = token_files.map_npy(path)
         num_rows = len(corpus.tokens_N)
         if positions_R.shape != (num_rows,) or positions_R.dtype.kind != "i":
             raise ValueError(f"{positions_R.dtype}{positions_R.shape}")

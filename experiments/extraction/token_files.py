@@ -71,12 +71,8 @@ def open_array(path: pathlib.Path) -> np.ndarray:
             "tokens:FILE.npy, or tokens:DIR for a folder of build_corpus"
         )
     try:
-        with path.open("rb") as file:
-            if file.read(6) != b"\x93NUMPY":
-                raise ValueError("it does not start as one")
-        tokens_N = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, SyntaxError, tokenize.TokenError) as error:
-        # NumPy takes the header for Python, and lets the tokenizer's errors through.
+        tokens_N = map_npy(path)
+    except ValueError as error:
         raise RunError(
             f"{path} is not a whole .npy file ({one_line(error)}): {_REWRITE}"
         ) from error
@@ -100,6 +96,22 @@ def open_array(path: pathlib.Path) -> np.ndarray:
             f"header: {_REWRITE}"
         )
     return tokens_N
+
+
+def map_npy(path: pathlib.Path) -> np.memmap:
+    """Maps a `.npy` of any shape read-only, without reading it.
+
+    Raises:
+      ValueError: It is none, or is cut short.
+    """
+    try:
+        with path.open("rb") as file:
+            if file.read(6) != b"\x93NUMPY":
+                raise ValueError("it does not start as one")
+        return np.lib.format.open_memmap(path, mode="r")
+    except (SyntaxError, tokenize.TokenError, OverflowError) as error:
+        # NumPy takes the header for Python, and lets the tokenizer's errors through.
+        raise ValueError(one_line(error)) from error
 
 
 _REWRITE = "write it again with numpy.save, or build it with build_corpus"

@@ -103,8 +103,9 @@ def test_only_the_last_windows(run, source, tmp_path):
     (row,) = evaluation_set.load(tmp_path / "out").windows.to_dicts()
     assert (row["window_id"], row["count"]) == (0, 130)
     assert row["tokens"] == [7, 8, 50_256, 3, 4]
-    with pytest.raises(UsageError, match="last=4, but there are 3 examples"):
-        run("windows", source, last=4)
+    for last in (4, 0, -1):
+        with pytest.raises(UsageError, match=f"last={last}, but there are 3 examples"):
+            run("windows", source, last=last)
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -177,6 +178,17 @@ def test_files_that_are_not_there_or_cut_short(run, source):
         with pytest.raises(RunError, match="is not a whole"):
             run("windows", source)
         np.save(path, SUFFIX)
+    whole = path.read_bytes()
+    for shape in (b"(999999999999, 2)", b"(%d, 2)" % 10**25, b"(3 # 2)"):
+        rest = b"), }" + b" " * (len(shape) - 6)
+        assert b"(3, 2" + rest in whole
+        path.write_bytes(whole.replace(b"(3, 2" + rest, shape + b", }"))
+        with pytest.raises(RunError, match="is not a whole"):
+            run("windows", source)
+    with path.open("wb") as file:
+        np.savez(file, SUFFIX)
+    with pytest.raises(RunError, match="is not a whole"):
+        run("windows", source)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +197,9 @@ def test_files_that_are_not_there_or_cut_short(run, source):
         ("1,2,3\n", "the line of example 1 is not 12 numbers"),
         ("1,0,9,5,9,0,0,0,200,-1,-1,0\n", "the line of example 1 is not 12 numbers"),
         ("x,0\n", "invalid literal"),
+        (f"1,0,9,5,9,0,0,0,200,-1,-1,{2**63}\n", "the line of example 1 is not 12"),
+        ("1" * 200_000, "field larger than"),
+        ("1,0,9,5,9,0,0,0,200,-1,-1,4\n" * 3, "has two lines of example 1, so"),
         ("1,0,9,5,9,0,0,0,200,-1,-1,4\n", "has 1 lines, but there are 3 prefixes"),
     ],
 )

@@ -43,7 +43,9 @@ def test_that_of_another_corpus(tmp_path):
     assert (tmp_path / "suffix_array.npy").read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", ["other", "shorter", "cut", "missing", "floats"])
+@pytest.mark.parametrize(
+    "damage", ["other", "shorter", "cut", "empty", "archive", "missing", "floats"]
+)
 def test_a_damaged_array(tmp_path, damage):
     found = opened(tmp_path)
     path = tmp_path / "suffix_array.npy"
@@ -54,6 +56,11 @@ def test_a_damaged_array(tmp_path, damage):
         np.save(path, rows[:-1])
     elif damage == "cut":
         path.write_bytes(path.read_bytes()[:-3])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "archive":
+        with path.open("wb") as file:
+            np.savez(file, rows)
     elif damage == "missing":
         path.unlink()
     else:
