@@ -45,6 +45,8 @@ def removed_ranges(tokens_N: np.ndarray, eos_id: int | None, length: int) -> np.
       >>> removed_ranges(tokens_N, 0, length=2)
       array([[5, 8]])
     """
+    if length > len(tokens_N):
+        return np.zeros((0, 2), np.int64)
     index = repeats.build(tokens_N, eos_id, length)
     is_later_N = np.zeros(len(tokens_N), bool)
     for windows in repeats.distinct_windows(index, length):

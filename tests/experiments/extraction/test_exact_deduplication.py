@@ -1,6 +1,7 @@
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,6 +84,12 @@ def test_documents_of_which_nothing_is_left_are_counted(tokens_N, length):
 def test_a_corpus_without_repeats_stays_as_it_is():
     assert remainders([1, 2, EOS, 3, 4, 5], 2) == [[1, 2], [3, 4, 5]]
     assert remainders([1, 2, EOS, 1, 2], 3) == [[1, 2], [1, 2]]
+
+
+@pytest.mark.parametrize("length", [5, 2**31, 10**30])
+def test_windows_longer_than_the_corpus_occur_nowhere(length):
+    tokens_N = np.array([1, 1, 1, 1], np.uint16)
+    assert exact_deduplication.removed_ranges(tokens_N, 0, length).shape == (0, 2)
 
 
 def test_copies_do_not_reach_across_documents():
