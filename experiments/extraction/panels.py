@@ -8,7 +8,7 @@ import matplotlib
 import matplotlib.figure
 import numpy as np
 import polars as pl
-from matplotlib import axes, ticker
+from matplotlib import axes, text, ticker
 
 # Viridis orders models and lengths by lightness, which survives colour blindness and
 # grey printing (Nuñez, Anderton & Renslow 2018). Vermillion (Okabe & Ito 2008) stands
@@ -47,8 +47,8 @@ def panel(
     # A line of its own for what would not fit a narrow panel.
     lines = "\n".join(about) if num_panels > 1 else "; ".join(about)
     ax.set_title(title + "\n" * num_panels, loc="left", fontsize=11)
-    text = ax.text(0, 1.025, lines, transform=ax.transAxes, fontsize=7.5, color=_GREY)
-    text.set_in_layout(False)
+    small = ax.text(0, 1.025, lines, transform=ax.transAxes, fontsize=7.5, color=_GREY)
+    small.set_in_layout(False)
     ax.set_ylabel("extractable windows")
     ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{100 * y:.3g}%"))
     ax.grid(axis="y", color="0.92")
@@ -130,19 +130,30 @@ def ticks(x: Sequence[float]) -> list[float]:
 
 
 def legend(figure: matplotlib.figure.Figure, *panels: axes.Axes) -> None:
-    """The names of what these panels show, below all of them."""
-    entries = [
-        entry
+    """The names of what these panels show, below all of them.
+
+    Comes last: whatever the picture says is then taken literally, names of models too,
+    in which `$` would start a formula.
+    """
+    # Matplotlib's own choice leaves out names that start with "_", as those of lines
+    # without a name do.
+    named = [
+        (line, str(line.get_label()))
         for ax in panels
-        for entry in zip(*ax.get_legend_handles_labels(), strict=True)
+        for line in ax.lines
+        if not str(line.get_label()).startswith("_child")
     ]
+    lines, names = zip(*named, strict=True)
     figure.legend(
-        *zip(*entries, strict=True),
+        lines,
+        names,
         loc="outside lower center",
         ncols=2 if len(figure.axes) == 1 else 5,
         fontsize=8,
         frameon=False,
     )
+    for said in figure.findobj(text.Text):
+        said.set_parse_math(False)
 
 
 def shifts(num: int) -> list[float]:

@@ -130,6 +130,19 @@ def test_the_sample_is_in_the_picture(runs):
     assert any("32 windows in" in text.get_text() for text in ax.texts)
 
 
+def test_names_of_models_are_taken_literally(tmp_path):
+    """Also those that Matplotlib leaves out, and formulas that are none."""
+    members = {"_small": 100_000, "a$b^$": 5_000_000}
+    runs = read(tmp_path / "sweep", members, {})
+    for measure, draw in FIGURES.values():
+        figure = draw(measure(runs))
+        figure.savefig(io.BytesIO(), format="png")
+    drawn = figures.draw_by_repetitions(trends.by_repetitions(runs, 0))
+    (legend,) = drawn.legends
+    names = {text.get_text().split(",")[0] for text in legend.get_texts()}
+    assert names >= members.keys()
+
+
 def test_lines_differ_in_colour_and_in_marker(tmp_path):
     members = {f"m{i}": 10_000 * 2**i for i in range(8)}
     runs = read(tmp_path / "sweep", members, {})
