@@ -20,12 +20,15 @@ case $scale in
     t5="tiny small medium" t5_steps=4000
     corpus=(--max_tokens=250000 --plant_passages=24 --plant_tokens=150)
     windows=(--lengths=60,80,100,120 --per_bucket=300)
+    blanks_corpus=(--max_tokens=20000 --plant_passages=8 --plant_tokens=120)
+    blanks_windows=(--lengths=60,80,100 --per_bucket=200)
     ;;
   tiny)
     decoder=tiny decoder_steps=2
     t5="tiny small" t5_steps=2
     corpus=(--max_tokens=4000 --plant_passages=1 --plant_tokens=150)
     windows=(--lengths=60,100 --per_bucket=5)
+    blanks_corpus=("${corpus[@]}") blanks_windows=("${windows[@]}")
     ;;
   *)
     echo "error: SCALE=$scale, expected stdlib or tiny" >&2
@@ -33,8 +36,11 @@ case $scale in
     ;;
 esac
 
-run build_corpus --corpus=stdlib --tokenizer=bpe:2048 --part=0/3 --plant_from=2/3 \
-  --plant_counts=1,2,4,8,16,32 "${corpus[@]}" --out="$out/original_corpus"
+planted=(--corpus=stdlib --part=0/3 --plant_from=2/3 --plant_counts=1,2,4,8,16,32)
+
+# 4c: models of one size.
+run build_corpus "${planted[@]}" --tokenizer=bpe:2048 "${corpus[@]}" \
+  --out="$out/original_corpus"
 for method in near exact; do
   run deduplicate --corpus="tokens:$out/original_corpus" --method="$method" \
     --out="$out/${method}_corpus"
@@ -52,9 +58,15 @@ run sweep "$(config figure_4c)" --config.models="$(folders original near exact)"
   --config.windows="$out/windows" --config.out="$out/sweep_figure_4c"
 run report --runs="$out/sweep_figure_4c" --out="$out/report_figure_4c"
 
-for name in $t5; do train "$t5_steps" original_corpus "t5_$name" "t5_$name"; done
+# 4a and 4b: encoder-decoders. A visit teaches them 15 % of the tokens, so that their corpus
+# is smaller, and visited the more often.
+run build_corpus "${planted[@]}" --tokenizer="$out/original_corpus" "${blanks_corpus[@]}" \
+  --out="$out/blanks_corpus"
+run build_dataset --corpus="tokens:$out/blanks_corpus" "${blanks_windows[@]}" \
+  --out="$out/blanks_windows"
+for name in $t5; do train "$t5_steps" blanks_corpus "t5_$name" "t5_$name"; done
 # shellcheck disable=SC2086
 run sweep "$(config figure_4ab)" --config.models="$(folders $(printf 't5_%s ' $t5))" \
-  --config.windows="$out/windows" --config.out="$out/sweep"
+  --config.windows="$out/blanks_windows" --config.out="$out/sweep"
 run report --runs="$out/sweep" --out="$out/report"
 echo "Report folder: $out/report"

@@ -20,6 +20,7 @@ import optax
 from experiments.extraction import infilling, span_corruption
 from experiments.extraction.lm_config import LmConfig
 from experiments.extraction.span_corruption import Masking
+from experiments.models import t5_start
 from experiments.models.decoder import Decoder
 from experiments.models.language_models import Model
 from experiments.models.t5 import T5
@@ -35,6 +36,9 @@ class Objective(Protocol):
     @property
     def model(self) -> Model:
         """What is trained."""
+
+    def start(self, variables: Any) -> Any:
+        """What training starts from, made of the model's random variables."""
 
     def batch(self, tokens_BxL: np.ndarray, first_crop: int) -> Batch:
         """What a step needs of its crops.
@@ -66,6 +70,10 @@ class NextToken:
     """
 
     model: Decoder
+
+    def start(self, variables: Any) -> Any:
+        """Training starts from the variables as they are."""
+        return variables
 
     def batch(self, tokens_BxL: np.ndarray, first_crop: int) -> np.ndarray:
         """The crops themselves."""
@@ -107,6 +115,10 @@ class SpanCorruption:
     model: T5
     masking: Masking
     seed: int
+
+    def start(self, variables: Any) -> Any:
+        """Training starts from variables that find blanks; see t5_start.py."""
+        return t5_start.with_lookup(variables, self.model.config)
 
     def batch(self, tokens_BxL: np.ndarray, first_crop: int) -> infilling.Batch:
         """Crops with blanks, and what fills them, filled up to common lengths."""

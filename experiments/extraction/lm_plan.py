@@ -67,7 +67,10 @@ class LmPlan:
     def init_params(self) -> Any:
         """The model's variables before the first step."""
         key = seeds.key(self.config.seed, seeds.Stream.PARAMETERS)
-        return jax.jit(self.model.init)(key, *_arguments(self.config, self.objective))
+        variables = jax.jit(self.model.init)(
+            key, *_arguments(self.config, self.objective)
+        )
+        return self.objective.start(variables)
 
     def learning_rates(self) -> optax.Schedule:
         """Of each step, counted from 0."""
