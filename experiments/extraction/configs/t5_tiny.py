@@ -1,9 +1,9 @@
 """A T5 v1.1 on the sources of the standard library, the smallest of three sizes.
 
 With a vocabulary of 2,048 entries, to which it adds 102 of its own, it has 0.32 M
-parameters. Single tokens are dropped, as they are where it is asked (figure_4ab.py), 15 % of
-them, so an epoch teaches it less than a sixth of the tokens that it teaches a
-decoder-only model.
+parameters. Single tokens are dropped, 15 % of them, as where it is asked
+(figure_4ab.py). So an epoch teaches it less than a sixth of the tokens that it teaches
+a decoder-only model, and takes as long.
 """
 
 import ml_collections
