@@ -432,7 +432,16 @@ def _check_models(
 def _check_values(
     path: pathlib.Path, records: pl.DataFrame, suffix_length: int | None
 ) -> None:
-    """Raises `RunError` about the first record that contradicts itself."""
+    """Raises `RunError` about the first record that contradicts itself.
+
+    Raises a `UsageError` if there are no counts to report by.
+    """
+    if records["count"].has_nulls():
+        raise UsageError(
+            f"--runs: {path} is about windows of which it is not known how often they "
+            "occur: make the evaluation set again with the count of each (convert "
+            "takes --corpus=tokens:DIR), and sweep it into another folder"
+        )
     extracted, correct = pl.col("extracted"), pl.col("tokens_correct")
     mismatch, targets = pl.col("first_mismatch"), pl.col("num_targets")
     too_long = pl.col("context") + (suffix_length or 0) > pl.col("length")

@@ -372,6 +372,14 @@ def test_damage_is_named(write, what):
         sweep_runs.load([folder])
 
 
+def test_windows_of_unknown_counts(write):
+    """Sweeping them again would not help."""
+    folder = write()
+    rewrite(folder, at("count", 0, None))
+    with pytest.raises(UsageError, match="not known how often they occur: make the"):
+        sweep_runs.load([folder])
+
+
 def test_the_sweep_is_known_by_its_records(write):
     one, same, other = write("one"), write("same"), write("other", contexts=(50,))
     first, again, third = (sweep_runs.load([f]).sweeps[0] for f in (one, same, other))
