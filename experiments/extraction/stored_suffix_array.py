@@ -15,7 +15,7 @@ import numpy as np
 from experiments import run_folder
 from experiments.errors import RunError, UsageError
 from experiments.extraction import suffix_array, token_files
-from experiments.extraction.corpus_folder import Corpus
+from experiments.extraction.corpus_folder import TOKENS, Corpus
 
 FORMAT = "dpjax suffix array 1"
 ARRAY = "suffix_array.npy"
@@ -24,11 +24,13 @@ _PARTIAL = ".partial"
 
 
 def folder_of(corpus: Corpus) -> pathlib.Path:
-    """The folder of the corpus's token file."""
+    """The folder of a corpus, or a folder that a token file of its own has beside it."""
     filename = getattr(corpus.tokens_N, "filename", None)
     if filename is None:
         raise ValueError("the corpus is not the memory map of a file")
-    return pathlib.Path(filename).parent
+    path = pathlib.Path(filename)
+    # A folder may hold many token files, but only one that is called as in a corpus.
+    return path.parent if path.name == TOKENS else path.with_suffix(".suffix_array")
 
 
 def load(corpus: Corpus, folder: pathlib.Path) -> np.ndarray:

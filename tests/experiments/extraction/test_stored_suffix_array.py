@@ -12,8 +12,8 @@ IDS = np.array([7, 3, 0, 7, 3], np.uint16)
 
 def opened(folder, ids=IDS):
     folder.mkdir(exist_ok=True)
-    np.save(folder / "ids.npy", ids)
-    return corpus.load(f"tokens:{folder}/ids.npy", folder / "unused", eos_id=0)
+    np.save(folder / "tokens.npy", ids)
+    return corpus.load(f"tokens:{folder}/tokens.npy", folder / "unused", eos_id=0)
 
 
 def load(found):
@@ -29,7 +29,7 @@ def test_it_is_built_once_and_stays_on_the_disk(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(suffix_array, "build", None)
     assert load(opened(tmp_path)).tolist() == first.tolist()
     assert {path.name for path in tmp_path.iterdir()} == {
-        *("ids.npy", "suffix_array.npy", "suffix_array.json", ".lock"),
+        *("tokens.npy", "suffix_array.npy", "suffix_array.json", ".lock"),
     }
 
 
@@ -96,3 +96,13 @@ def test_tokens_that_lie_in_no_file():
     found = corpus.Corpus(IDS, 0, 8, "0", None, None)
     with pytest.raises(ValueError, match="not the memory map of a file"):
         stored_suffix_array.folder_of(found)
+
+
+def test_each_token_file_of_a_folder_has_its_own(tmp_path):
+    opened(tmp_path)
+    for name, ids in (("one", IDS), ("two", IDS[::-1])):
+        np.save(tmp_path / f"{name}.npy", ids)
+        found = corpus.load(f"tokens:{tmp_path}/{name}.npy", tmp_path / "_", eos_id=0)
+        folder = stored_suffix_array.folder_of(found)
+        assert folder == tmp_path / f"{name}.suffix_array"
+        assert load(found).tolist() == suffix_array.build(ids)[0].tolist()
