@@ -24,7 +24,7 @@ _PARTIAL = ".partial"
 
 
 def folder_of(corpus: Corpus) -> pathlib.Path:
-    """The folder of a corpus, or a folder that a token file of its own has beside it."""
+    """The folder of a corpus, or one beside a token file that belongs to none."""
     filename = getattr(corpus.tokens_N, "filename", None)
     if filename is None:
         raise ValueError("the corpus is not the memory map of a file")
