@@ -58,6 +58,13 @@ SMALL_EXTRACTION = {
         "--transformers_python=",
     ],
     "benchmark_dataset": ["--num_tokens=20000"],
+    "benchmark_beam_search": [
+        "--model=gpt2:layers=1:width=8:heads=2",
+        "--vocabulary_size=20",
+        "--contexts=2",
+        "--num_beams=3",
+        "--rounds=1",
+    ],
 }
 
 
@@ -133,8 +140,9 @@ def test_the_pipeline_of_extraction_runs(tmp_path):
     assert (tmp_path / "report" / "figure_1a.png").stat().st_size > 0
 
 
-def test_quickstart_runs(tmp_path):
+def test_quickstart_and_figure_2_run(tmp_path):
     """In the environment of the tests, which is what the script would make."""
+    figure_1 = str(tmp_path / "figure_1")
     result = _run(
         [
             "bash",
@@ -144,24 +152,51 @@ def test_quickstart_runs(tmp_path):
         ],
         VENV=sys.prefix,
         FIGURE_1_SCALE="tiny",
-        FIGURE_1_OUT=str(tmp_path / "figure_1"),
+        FIGURE_1_OUT=figure_1,
     )
     assert result.returncode == 0, result.stderr
     assert re.search(r"times the non-private time", result.stdout)
     assert re.search(r"Test accuracy \d\.\d+ .*epsilon \d", result.stdout)
     assert (tmp_path / "run" / "accuracy.png").stat().st_size > 0
-    last = result.stdout.splitlines()[-1]
-    folder = pathlib.Path(last.removeprefix("Report folder: "))
     for name in "abc":
-        assert (folder / f"figure_1{name}.png").stat().st_size > 0
+        assert (_report(result) / f"figure_1{name}.png").stat().st_size > 0
+    # On the models of the first.
+    result = _run(
+        ["bash", "launch/figure_2.sh", "tiny", str(tmp_path / "2"), figure_1],
+        VENV=sys.prefix,
+    )
+    assert result.returncode == 0, result.stderr
+    for name in ("beams", "anywhere"):
+        assert (_report(result) / f"figure_2c_{name}.png").stat().st_size > 0
+    for name in "ab":
+        assert (tmp_path / "2" / "report" / f"figure_2{name}.png").stat().st_size > 0
 
 
-def test_the_other_commands_are_the_two_scripts():
+def test_figure_4_runs(tmp_path):
+    result = _run(
+        ["bash", "launch/figure_4.sh", "tiny", str(tmp_path)], VENV=sys.prefix
+    )
+    assert result.returncode == 0, result.stderr
+    for name in "ab":
+        assert (_report(result) / f"figure_4{name}.png").stat().st_size > 0
+    folder = tmp_path / "report_figure_4c"
+    assert (folder / "figure_4c.png").stat().st_size > 0
+    assert (folder / "tables" / "figure_4c_tests.csv").stat().st_size > 0
+
+
+def _report(result):
+    last = result.stdout.splitlines()[-1]
+    return pathlib.Path(last.removeprefix("Report folder: "))
+
+
+def test_the_other_commands_are_scripts_that_run_here():
     others = [c for c in _commands() if not c.startswith("python -m")]
     assert others == [
         "bash launch/quickstart.sh",
         "bash launch/test.sh",
         "bash launch/figure_1.sh",
+        "bash launch/figure_2.sh",
+        "bash launch/figure_4.sh",
     ]
     ci = (REPOSITORY / ".ci" / "run").read_text()
     assert "launch/test.sh" in ci
