@@ -18,6 +18,8 @@ ACCENT = "#D55E00"
 """The colour of baselines, and of what else is to stand apart."""
 _MARKERS = "osD^vP<X>p"
 _GREY = "0.35"
+# Of small print across a picture that has one panel.
+_CHARACTERS = 100
 
 
 def new_figure(num_panels: int = 1) -> matplotlib.figure.Figure:
@@ -39,14 +41,15 @@ def panel(
     Args:
       figure: As `new_figure` made it.
       title: Above the panel.
-      about: Two lines in small print below it, which become one if the panel is wide.
+      about: Two lines in small print below it, which become one if that fits.
       num_panels: As for `new_figure`.
       index: Which one this is.
     """
     ax = figure.add_subplot(1, num_panels, index + 1)
-    # A line of its own for what would not fit a narrow panel.
-    lines = "\n".join(about) if num_panels > 1 else "; ".join(about)
-    ax.set_title(title + "\n" * num_panels, loc="left", fontsize=11)
+    lines = "; ".join(about)
+    if num_panels > 1 or len(lines) > _CHARACTERS:
+        lines = "\n".join(about)
+    ax.set_title(title + "\n" * (1 + lines.count("\n")), loc="left", fontsize=11)
     small = ax.text(0, 1.025, lines, transform=ax.transAxes, fontsize=7.5, color=_GREY)
     small.set_in_layout(False)
     ax.set_ylabel("extractable windows")
