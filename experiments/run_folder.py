@@ -24,17 +24,27 @@ _PARTIAL = ".partial"
 
 
 def choose(
-    out: str, slug: str, root: pathlib.Path = pathlib.Path("runs")
+    out: str,
+    slug: str,
+    root: pathlib.Path = pathlib.Path("runs"),
+    flag: str = "--config.out",
 ) -> pathlib.Path:
-    """Returns the folder named by `out`, made if absent; empty makes a fresh one."""
+    """Returns the folder named by `out`, made if absent; empty makes a fresh one.
+
+    Args:
+      out: What the user gave as `flag`.
+      slug: Starts the name of a fresh folder.
+      root: Where a fresh one is made.
+      flag: Named in errors.
+    """
     if out:
         path = pathlib.Path(out).expanduser()
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                f"config.out={out!r} cannot be made a folder ({error.strerror}): give "
-                "another --config.out"
+                f"{flag.lstrip('-')}={out!r} cannot be made a folder "
+                f"({error.strerror}): give another {flag}"
             ) from error
         return path
     stem = f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -43,7 +53,7 @@ def choose(
         with contextlib.suppress(FileExistsError):
             path.mkdir(parents=True)
             return path
-    raise RunError(f"{root}/{stem}-* are all taken: set --config.out")
+    raise RunError(f"{root}/{stem}-* are all taken: set {flag}")
 
 
 @contextlib.contextmanager

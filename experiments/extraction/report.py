@@ -139,8 +139,8 @@ def report(
         runs = dataclasses.replace(runs, windows=windows)
     _check_bucket(runs, figure_5_bucket)
     sets = _compare(runs, table_1_length, table_1_context)
-    folder = run_folder.choose(out, "report").resolve()
-    with run_folder.locked(folder):
+    folder = run_folder.choose(out, "report", flag="--out").resolve()
+    with run_folder.locked(folder, "wait for it or give another --out"):
         report_folder.claim(folder, runs.sweeps, _possible_files())
         found = figure_list.measure(runs, Choices(seed, figure_5_bucket))
         fits = tables.fits({f.figure.name: f.series for f in found.figures})

@@ -92,3 +92,12 @@ def test_damaged_metrics(tmp_path):
 
 def test_no_metrics_yet(tmp_path):
     assert run_folder.read_metrics(tmp_path) == []
+
+
+@pytest.mark.parametrize("flag", ["--config.out", "--out"])
+def test_a_place_that_cannot_be_a_folder(tmp_path, flag):
+    path = tmp_path / "file"
+    path.touch()
+    message = rf"^{flag.lstrip('-')}='.*/file' cannot be .*: give another {flag}$"
+    with pytest.raises(UsageError, match=message):
+        run_folder.choose(str(path), "run", flag=flag)
