@@ -133,7 +133,6 @@ def test_windows_counted_in_a_corpus(run, source, tmp_path):
     assert found.manifest["corpus"] == spec
     assert found.manifest["num_tokens"] == 21
     np.save(tmp_path / "other.npy", tokens[6:].astype(np.uint16))
-    (tmp_path / "suffix_array.json").unlink()
     with pytest.raises(
         RunError, match=r"window 1 \(and 0 others of 3\) does not occur"
     ):

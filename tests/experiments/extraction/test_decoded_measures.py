@@ -165,7 +165,7 @@ def test_a_sweep_looks_up_what_it_generates(swept, tmp_path, capsys):
     assert "1 of 3 windows extractable (33.33%); 2 found" in capsys.readouterr().out
     told = json.loads((folder / "config.json").read_text())
     assert len(told["derived"]["corpus_sha256"]) == 64
-    assert (tmp_path / "suffix_array.json").exists()
+    assert (tmp_path / "ids.suffix_array" / "suffix_array.json").exists()
 
 
 def test_a_sweep_with_the_corpus_of_other_windows(swept, tmp_path):
