@@ -6,4 +6,5 @@ set -euo pipefail
 ruff check .
 ruff format --check .
 mypy
-exec python -m pytest -n "${TEST_WORKERS:-2}" "$@"
+# Whole pipelines run last; a worker that has nothing left takes over some of them.
+exec python -m pytest -n "${TEST_WORKERS:-2}" --dist worksteal "$@"
