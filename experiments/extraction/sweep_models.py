@@ -95,7 +95,7 @@ def unique_names(paths: Sequence[pathlib.Path]) -> list[str]:
 
 def _describe(name: str, folder: str, *, baseline: bool) -> SweptModel:
     path = language_models.model_folder(folder)
-    model = language_models.any_architecture(path)
+    model = language_models.architecture(path)
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     sequences = (tokens, tokens) if isinstance(model, T5) else (tokens,)
     shapes = jax.eval_shape(model.init, jax.random.key(0), *sequences)

@@ -30,7 +30,6 @@ from experiments.models import (
     t5_config,
 )
 from experiments.models.decoder import Decoder
-from experiments.models.sentinels import Sentinels
 from experiments.models.t5 import T5
 from experiments.models.t5_config import T5Config
 
@@ -106,41 +105,9 @@ def model_folder(folder: str | os.PathLike[str]) -> pathlib.Path:
     return path
 
 
-def architecture(folder: str | os.PathLike[str]) -> Decoder:
-    """The decoder-only model in `folder`, without its weights.
-
-    Errors are those of `load`, and a `UsageError` for an encoder-decoder.
-    """
-    model = any_architecture(folder)
-    if isinstance(model, T5):
-        raise UsageError(
-            f"model folder {str(model_folder(folder))!r} holds a {model.config.family}"
-            f", an encoder-decoder, expected one of {', '.join(_DECODERS)}: choose "
-            "another model"
-        )
-    return model
-
-
-def any_architecture(folder: str | os.PathLike[str]) -> Model:
+def architecture(folder: str | os.PathLike[str]) -> Model:
     """The model in `folder`, without its weights; errors are those of `load`."""
     return _architecture(model_folder(folder))
-
-
-def sentinels(folder: str | os.PathLike[str]) -> Sentinels:
-    """The tokens that stand for blanks to the T5 in `folder`.
-
-    A folder that does not say has those of the published models. Nothing but its
-    config.json is read.
-
-    Errors are those of `load`, and a `UsageError` for a decoder-only model.
-    """
-    model = any_architecture(folder)
-    if isinstance(model, Decoder):
-        raise UsageError(
-            f"model folder {str(model_folder(folder))!r} holds a {model.config.family}"
-            ", which fills no blanks, expected a t5: choose another model"
-        )
-    return model.config.sentinels
 
 
 def load(folder: str | os.PathLike[str]) -> tuple[Model, Params]:

@@ -259,7 +259,8 @@ def test_a_t5_is_trained_by_the_same_loop(finished_t5):
     model, _ = models.load(finished_t5)
     assert model.config.family == "t5"
     assert model.config.vocabulary_size == VOCABULARY_SIZE + 102
-    assert language_models.sentinels(finished_t5) == model.config.sentinels
+    assert language_models.architecture(finished_t5) == model
+    assert model.config.sentinels.first == model.config.vocabulary_size - 1
     record = json.loads((finished_t5 / "config.json").read_text())
     assert record["masking"] is None
     assert record["derived"]["masking"] == "spans"

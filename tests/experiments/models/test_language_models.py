@@ -322,15 +322,6 @@ def test_a_run_of_train_lm(tmp_path):
     assert language_models.model_folder(tmp_path) == tmp_path / "model"
 
 
-def test_an_encoder_decoder_is_no_decoder():
-    """Who asks for a decoder-only architecture gets no other."""
-    assert language_models.architecture(GOLDEN / "gpt2").config.family == "gpt2"
-    with pytest.raises(
-        UsageError, match=r"t5_first' holds a t5, an encoder-decoder, expected one of"
-    ):
-        language_models.architecture(GOLDEN / "t5_first")
-
-
 SMALL_T5 = "t5:layers=1:width=8:heads=2:head_dim=6:feed_forward=10"
 
 
@@ -358,10 +349,9 @@ def test_a_built_t5_comes_back(tmp_path):
     models.save(tmp_path / "t5", model, params)
     again, params_again = models.load(tmp_path / "t5")
     assert again == model
-    # Nothing but the config is needed to know the sentinels.
+    # Nothing but the config is needed to know the architecture, sentinels included.
     (tmp_path / "t5" / WEIGHTS).unlink()
-    assert language_models.sentinels(tmp_path / "t5") == model.config.sentinels
-    assert language_models.any_architecture(tmp_path / "t5") == model
+    assert language_models.architecture(tmp_path / "t5") == model
     apply = jax.jit(model.apply)
     np.testing.assert_array_equal(
         apply(params_again, tokens_2x7, tokens_2x7),
@@ -369,10 +359,9 @@ def test_a_built_t5_comes_back(tmp_path):
     )
 
 
-def test_sentinels_of_other_folders():
-    assert language_models.sentinels(GOLDEN / "t5_v1_1") == Sentinels(32_099, 100)
-    with pytest.raises(UsageError, match=r"gpt2' holds a gpt2, which fills no blanks"):
-        language_models.sentinels(GOLDEN / "gpt2")
+def test_a_folder_that_does_not_say_has_the_published_sentinels():
+    config = language_models.architecture(GOLDEN / "t5_v1_1").config
+    assert config.sentinels == Sentinels(32_099, 100)
 
 
 def test_save_overwrites_nothing(tmp_path):
